@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from dask_image_ingest.arguments import (
@@ -39,9 +39,7 @@ Frame = TypeVar("Frame", bound=Any)
 def decode_images(
     frame: Frame,
     *,
-    columns: Sequence[str] | None = None,
-    encoded: str | None = None,
-    into: str | None = None,
+    image: str | Sequence[str] | Mapping[str, str] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     transform: Callable[..., Any] | None = None,
@@ -64,26 +62,25 @@ def decode_images(
     frame
         A Dask, pandas or cuDF dataframe: with columns of references, as
         ``read_webdataset_images(..., decode=False)`` gives them; or with the columns ``__url__``,
-        ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame, with ``encoded``.
-    columns
-        The columns of references to decode; all by default. To decode some with other options, call
-        the function once for each.
-    encoded
-        The column of encoded images: bytes (Arrow's ``binary``, or Python objects), or
-        ``struct<bytes, path>`` as in Hugging Face tables. Rows without bytes are ``missing``: a
-        path alone is not opened. The column is kept, unless the images take its name.
-    into
-        With ``encoded``, the name of the image column: ``"image"`` by default.
+        ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame with a column of
+        encoded images.
+    image
+        What to decode: a column of references or a list of these, by default all. Or a column of
+        encoded images: bytes (Arrow's ``binary``, or Python objects), or ``struct<bytes, path>`` as
+        in Hugging Face tables. Rows without bytes are ``missing``: a path alone is not opened. The
+        images take its place, or with a mapping, ``{"image": "jpg"}``, are a new column. To decode
+        several columns with different options, call the function once for each.
     size, resize, transform, mode, errors, max_pixels, allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
     Returns
     -------
     dataframe
-        ``frame`` with images in place of references; or with a new column ``image`` (or ``into``),
-        which replaces one of that name. The errors of ``image``, and of the only image column of a
-        frame without a column ``error``, are in ``error``, others in ``<name>.error``. Lazy if
-        ``frame`` is: projections and filters of the result are pushed below the decode.
+        ``frame`` with images in place of references or encoded images; or with a new column, of
+        locations ``image``, which replaces one of that name. The errors of ``image``, and of the
+        only image column of a frame without a column ``error``, are in ``error``, others in
+        ``<name>.error``. Lazy if ``frame`` is: projections and filters of the result are pushed
+        below the decode.
 
     Raises
     ------
@@ -104,21 +101,15 @@ def decode_images(
     Encoded images in any dataframe, here two made by ``.images.encode``:
 
     >>> files = frame.head(2).images.encode("png").to_frame("png")
-    >>> decode_images(files, encoded="png").images.arrays()[0].shape
+    >>> decode_images(files, image="png").images.arrays()[0].shape
     (224, 224, 3)
     """
     lazy = isinstance(frame, FrameBase)
     check_frame(frame)
     meta = frame._meta if lazy else frame
-    references = reference_columns(frame)
-    if columns is not None:
-        references = _parse_columns(columns, references, encoded)
-    if into is not None and (encoded is None or not isinstance(into, str) or not into):
-        raise ArgumentError(f"into={shown(into)} names the column of the images of encoded=")
-    image = into or "image"
+    references, into, encoded = _parse_image(image, reference_columns(frame))
     if encoded is not None:
         check_encoded(meta, encoded)
-        references = []
     elif not references:
         _check_locations(meta)
     check_choice("errors", errors, ("null", "raise", "drop"))
@@ -134,19 +125,19 @@ def decode_images(
     )
     images = tuple(
         ColumnDecode(name, _error_column(name, meta), decoding, errors, storage_options)
-        for name in references or (image,)
+        for name in references or (into,)
     )
     if not lazy:
         if encoded is not None:
-            frame = with_encoded(frame, encoded, image, images[0].error)
+            frame = with_encoded(frame, encoded, into, images[0].error)
         elif not references:
-            frame = add_references(frame, image, images[0].error)
+            frame = add_references(frame, into, images[0].error)
         return decode_partition(frame, images, error_filter(errors))
     rows = frame.expr
     if encoded is not None:
-        rows = carry_images(rows, encoded, image, images[0].error)
+        rows = carry_images(rows, encoded, into, images[0].error)
     elif not references:
-        rows = point_to_images(rows, image, images[0].error)
+        rows = point_to_images(rows, into, images[0].error)
     return new_collection(Decode(rows, images, error_filter(errors)))
 
 
@@ -157,14 +148,30 @@ def _error_column(image: str, meta: Any) -> str:
     return "error" if only_one else image_field(image, "error")
 
 
-def _parse_columns(columns: Any, references: list[str], encoded: str | None) -> list[str]:
-    names = list_of_names("columns", columns, "columns of references")
-    if encoded is not None or not names or not {*names} <= {*references}:
+def _parse_image(image: Any, references: list[str]) -> tuple[list[str], str, str | None]:
+    """The argument ``image=``: columns of references to decode; else a new column, and its source.
+
+    The source is a column of encoded images; None for locations.
+    """
+    if image is None:
+        return references, "image", None
+    if isinstance(image, Mapping):
+        names = list_of_names("image", [*image, *image.values()], "names")
+        if len(names) != 2 or not names[0] or names[1] in references:
+            raise ArgumentError(
+                f"image={shown(image)}: a mapping has one item, a new column and the column of "
+                "encoded images that it is made of"
+            )
+        return [], names[0], names[1]
+    names = list_of_names("image", [image] if isinstance(image, str) else image, "column names")
+    if names and {*names} <= {*references}:
+        return [name for name in references if name in names], "image", None
+    if len(names) != 1:
         raise ArgumentError(
-            f"columns={shown(columns)}: the frame's columns of references are "
-            f"{', '.join(map(repr, references)) or 'none'}, and encoded= names none"
+            f"image={shown(image)}: the frame's columns of references are "
+            f"{', '.join(map(repr, references)) or 'none'}. Of encoded images, pass one column"
         )
-    return [name for name in references if name in names]
+    return [], names[0], names[0]
 
 
 def _check_locations(meta: Any) -> None:
@@ -173,7 +180,7 @@ def _check_locations(meta: Any) -> None:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: decode_images needs "
             f"{', '.join(LOCATION_COLUMNS)}, which say where each image is, or a column of "
-            "references, as read_webdataset_images(decode=False) gives it, or encoded= with the "
+            "references, as read_webdataset_images(decode=False) gives it, or image= with the "
             "name of a column of encoded images"
         )
     references_of_locations(meta.iloc[:0])

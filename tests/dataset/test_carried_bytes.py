@@ -47,7 +47,7 @@ def from_parquet(files, mode, folder):
 
 def from_column(files, mode, folder):
     frame = pd.DataFrame({"file": list(files.values())})
-    return dii.decode_images(frame, encoded="file", mode=mode)
+    return dii.decode_images(frame, image={"image": "file"}, mode=mode)
 
 
 def from_compressed_shard(files, mode, folder):

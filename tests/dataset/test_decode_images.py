@@ -100,7 +100,7 @@ def test_each_image_column_has_errors_of_its_own_whatever_is_decoded_first(shard
     for names in (["image", "mask"], ["mask", "image"]):
         frame = both
         for name in names:
-            frame = dii.decode_images(frame, columns=[name], max_pixels=bounds[name])
+            frame = dii.decode_images(frame, image=name, max_pixels=bounds[name])
         frame = frame.compute() if lazy else frame
         assert sorted(frame.columns) == sorted(columns)
         large = frame.height * frame.width > 30_000

@@ -67,19 +67,19 @@ def check(frame, pixels):
 
 @pytest.mark.parametrize("kind", COLUMNS)
 def test_each_kind_of_column_gives_the_images_and_the_errors(kind, encoded, pixels):
-    check(dii.decode_images(frame_of(encoded, kind), encoded="jpg"), pixels)
+    check(dii.decode_images(frame_of(encoded, kind), image={"image": "jpg"}), pixels)
 
 
 @pytest.mark.parametrize("kind", ["binary", "large_binary", "struct"])
 def test_a_lazy_frame_gives_the_same_from_any_partitions(kind, encoded, pixels):
     lazy = dd.from_pandas(frame_of(encoded, kind), npartitions=3)
-    check(dii.decode_images(lazy, encoded="jpg").compute(), pixels)
+    check(dii.decode_images(lazy, image={"image": "jpg"}).compute(), pixels)
 
 
 def test_python_objects_of_a_lazy_frame_are_read_where_dask_leaves_them_be(encoded, pixels):
     with dask.config.set({"dataframe.convert-string": False}):
         lazy = dd.from_pandas(frame_of(encoded, "objects"), npartitions=2)
-        check(dii.decode_images(lazy, encoded="jpg").compute(), pixels)
+        check(dii.decode_images(lazy, image={"image": "jpg"}).compute(), pixels)
 
 
 def test_exif_orientation_is_as_pillow_turns_it():
@@ -88,7 +88,9 @@ def test_exif_orientation_is_as_pillow_turns_it():
     exif[0x0112] = 6
     file = io.BytesIO()
     picture.save(file, "JPEG", quality=95, exif=exif)
-    (array,) = dii.decode_images(frame_of([file.getvalue()]), encoded="jpg").images.arrays()
+    (array,) = dii.decode_images(
+        frame_of([file.getvalue()]), image={"image": "jpg"}
+    ).images.arrays()
     assert array.shape == (64, 40, 3)
     expected = np.asarray(ImageOps.exif_transpose(Image.open(file)).convert("RGB"))
     assert np.abs(array.astype(int) - expected).mean() < 1
@@ -96,11 +98,11 @@ def test_exif_orientation_is_as_pillow_turns_it():
 
 def test_a_column_called_image_is_replaced_and_others_stay(encoded):
     frame = frame_of(encoded).rename(columns={"jpg": "image"})
-    assert list(dii.decode_images(frame, encoded="image").columns) == ["image", "number", "error"]
+    assert list(dii.decode_images(frame, image="image").columns) == ["image", "number", "error"]
     frame = frame_of(encoded)
     columns = ["jpg", "number", "error", "image"]
-    assert list(dii.decode_images(frame, encoded="jpg").columns) == columns
-    lazy = dii.decode_images(dd.from_pandas(frame, npartitions=2), encoded="jpg")
+    assert list(dii.decode_images(frame, image={"image": "jpg"}).columns) == columns
+    lazy = dii.decode_images(dd.from_pandas(frame, npartitions=2), image={"image": "jpg"})
     assert list(lazy.columns) == columns
 
 
@@ -108,9 +110,9 @@ def test_a_column_called_image_is_replaced_and_others_stay(encoded):
 def test_images_go_into_a_column_of_any_name_beside_others(encoded, pixels, lazy, tmp_path):
     frame = frame_of(encoded).assign(png=COLUMNS["binary"](encoded[::-1]))
     frame = dd.from_pandas(frame, npartitions=3) if lazy else frame
-    first = dii.decode_images(frame, encoded="jpg")
-    both = dii.decode_images(first, encoded="png", into="turned")
-    both = dii.decode_images(both, encoded="jpg", into="jpg", errors="drop")
+    first = dii.decode_images(frame, image={"image": "jpg"})
+    both = dii.decode_images(first, image={"turned": "png"})
+    both = dii.decode_images(both, image="jpg", errors="drop")
     made = ["jpg", "number", "png", "error", "image", "turned.error", "turned", "jpg.error"]
     assert list(both.columns) == made
     kept = both.compute() if lazy else both
@@ -121,13 +123,15 @@ def test_images_go_into_a_column_of_any_name_beside_others(encoded, pixels, lazy
     for number, (one, other, turned) in enumerate(zip(*images, strict=True)):
         assert np.array_equal(one, other)
         assert turned is None if number < 3 else turned.shape == pixels[12 - number].shape
-    for arguments in ({"into": "x"}, {"encoded": "jpg", "into": 3}, {"encoded": "jpg", "into": ""}):
-        with pytest.raises(dii.ArgumentError, match="into="):
-            dii.decode_images(frame, **arguments)
+    for wrong in ({}, {3: "jpg"}, {"": "jpg"}, {"a": "jpg", "b": "png"}, [], ["jpg", "png"], 3):
+        with pytest.raises(dii.ArgumentError, match="image="):
+            dii.decode_images(frame, image=wrong)
 
 
 def test_filters_and_columns_go_below_the_decode(encoded, work):  # noqa: F811
-    lazy = dii.decode_images(dd.from_pandas(frame_of(encoded), npartitions=3), encoded="jpg")
+    lazy = dii.decode_images(
+        dd.from_pandas(frame_of(encoded), npartitions=3), image={"image": "jpg"}
+    )
     assert lazy[lazy.number < 5].number.sum().compute() == 10
     assert len(lazy) == 13
     assert work["decoded"] == 0
@@ -136,7 +140,9 @@ def test_filters_and_columns_go_below_the_decode(encoded, work):  # noqa: F811
 
 
 def test_images_are_decoded_after_a_shuffle_and_a_sort(encoded, pixels):
-    lazy = dii.decode_images(dd.from_pandas(frame_of(encoded), npartitions=3), encoded="jpg")
+    lazy = dii.decode_images(
+        dd.from_pandas(frame_of(encoded), npartitions=3), image={"image": "jpg"}
+    )
     shuffled = lazy.sort_values("number", ascending=False)
     frame = shuffled.compute().sort_values("number")
     check(frame, pixels)
@@ -146,16 +152,16 @@ def test_images_are_decoded_after_a_shuffle_and_a_sort(encoded, pixels):
 def test_bad_images_are_dropped_or_raised(errors, encoded):
     frame = frame_of(encoded, "struct")
     if errors == "drop":
-        assert len(dii.decode_images(frame, encoded="jpg", errors="drop")) == 10
+        assert len(dii.decode_images(frame, image={"image": "jpg"}, errors="drop")) == 10
     else:
         with pytest.raises(dii.ImageDecodeError, match=r"^the image of sample '010.jpg'.*trunc"):
-            dii.decode_images(frame, encoded="jpg", errors="raise")
+            dii.decode_images(frame, image={"image": "jpg"}, errors="raise")
 
 
 def test_a_row_is_named_by_its_key_before_its_path(encoded):
     frame = frame_of(encoded, "struct").assign(__key__=lambda f: "k" + f.number.astype(str))
     with pytest.raises(dii.ImageDecodeError, match="sample 'k10'"):
-        dii.decode_images(frame, encoded="jpg", errors="raise")
+        dii.decode_images(frame, image={"image": "jpg"}, errors="raise")
 
 
 @pytest.mark.parametrize(
@@ -166,26 +172,28 @@ def test_a_row_is_named_by_its_key_before_its_path(encoded):
 def test_other_columns_are_refused(column, message, lazy, encoded):
     frame = frame_of(encoded)
     with pytest.raises(dii.ArgumentError, match=message):
-        dii.decode_images(dd.from_pandas(frame, npartitions=2) if lazy else frame, encoded=column)
+        dii.decode_images(
+            dd.from_pandas(frame, npartitions=2) if lazy else frame, image={"image": column}
+        )
 
 
 def test_a_struct_that_is_null_is_a_missing_image(encoded):
     values = pd.array([None, *as_struct(encoded[:1])], dtype=pd.ArrowDtype(STRUCT))
-    decoded = dii.decode_images(pd.DataFrame({"jpg": values}), encoded="jpg")
+    decoded = dii.decode_images(pd.DataFrame({"jpg": values}), image={"image": "jpg"})
     assert decoded.image.isna().tolist() == [True, False]
     assert decoded.error[0].startswith("missing")
 
 
 def test_equal_images_are_decoded_once(encoded, work):  # noqa: F811
     frame = pd.concat([frame_of(encoded[:2])] * 3)
-    arrays = dii.decode_images(frame, encoded="jpg").images.arrays()
+    arrays = dii.decode_images(frame, image={"image": "jpg"}).images.arrays()
     assert work["decoded"] == 2
     assert np.array_equal(arrays[0], arrays[4])
     assert arrays[0].shape != arrays[1].shape
 
 
 def test_an_empty_frame_gives_an_empty_frame(encoded):
-    made = dii.decode_images(frame_of(encoded)[:0], encoded="jpg")
+    made = dii.decode_images(frame_of(encoded)[:0], image={"image": "jpg"})
     assert len(made) == 0
     assert list(made.columns) == ["jpg", "number", "error", "image"]
 
@@ -197,7 +205,7 @@ def test_random_numbers_are_those_of_the_image_wherever_its_row_is(encoded):
         return fn.rotate(images, angle=fn.random.uniform(range=(-90, 90)), keep_size=True)
 
     frame = frame_of(encoded[:10])
-    options = {"encoded": "jpg", "size": 32, "transform": turned}
+    options = {"image": {"image": "jpg"}, "size": 32, "transform": turned}
     one = dii.decode_images(frame, **options).images.arrays()
     other = dii.decode_images(frame[::-1], **options).images.arrays()[::-1]
     assert all(np.array_equal(a, b) for a, b in zip(one, other, strict=True))

@@ -183,9 +183,9 @@ def test_any_chain_of_operations_keeps_pictures_and_masks_with_their_rows(
             frame = dd.read_parquet(path)
     if not decode:
         if "image" in names:
-            frame = dii.decode_images(frame, columns=["image"])
+            frame = dii.decode_images(frame, image="image")
         if "mask" in names:
-            frame = dii.decode_images(frame, columns=[names["mask"]], mode="labels")
+            frame = dii.decode_images(frame, image=names["mask"], mode="labels")
     found = frame.compute(scheduler="synchronous")
     found = found.rename(columns={now: name for name, now in names.items()})
     check(found, witness, keys, names)
@@ -232,8 +232,8 @@ def test_photographs_are_decoded_of_the_rows_that_their_masks_leave(
     references = dii.read_webdataset_images(
         paths, image={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
     )
-    late = dii.decode_images(references, columns=["image"])
-    late = dii.decode_images(late, columns=["mask"], mode="labels")
+    late = dii.decode_images(references, image="image")
+    late = dii.decode_images(late, image="mask", mode="labels")
     for frame in (ddf, late):
         columns = list(frame.columns)
         want = ask(frame.compute())
@@ -277,7 +277,7 @@ def test_references_of_images_that_are_not_decoded_stay(paths, witness):
         paths, image={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
     )
     part = references.assign(double=references["nbytes"] * 2)
-    masks = dii.decode_images(part, columns=["mask"], mode="labels").compute()
+    masks = dii.decode_images(part, image="mask", mode="labels").compute()
     assert str(masks["image"].dtype) == "image_reference"
     check(dii.decode_images(masks), witness, witness)
 

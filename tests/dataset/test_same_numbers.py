@@ -67,8 +67,8 @@ def test_a_folder_of_photographs_and_one_of_masks(pairs, tmp_path):
 
 def test_columns_of_bytes_of_a_frame_with_keys(pairs):
     frame = pd.DataFrame(pairs, columns=["image", "mask"]).assign(__key__=[*map(str, range(COUNT))])
-    frame = dii.decode_images(frame, encoded="image", transform=geometry)
-    check(dii.decode_images(frame, encoded="mask", into="mask", mode="labels", transform=geometry))
+    frame = dii.decode_images(frame, image="image", transform=geometry)
+    check(dii.decode_images(frame, image="mask", mode="labels", transform=geometry))
 
 
 def test_a_seed_of_its_own_keeps_an_operator_from_shifting_the_others(pairs):
@@ -79,5 +79,5 @@ def test_a_seed_of_its_own_keeps_an_operator_from_shifting_the_others(pairs):
         return geometry(fn.cast_like(images * fn.cast_like(shade > 0, images), images))
 
     frame = pd.DataFrame(pairs, columns=["image", "mask"]).assign(__key__=[*map(str, range(COUNT))])
-    frame = dii.decode_images(frame, encoded="image", transform=partial(shaded, seed=7))
-    check(dii.decode_images(frame, encoded="mask", into="mask", mode="labels", transform=geometry))
+    frame = dii.decode_images(frame, image="image", transform=partial(shaded, seed=7))
+    check(dii.decode_images(frame, image="mask", mode="labels", transform=geometry))

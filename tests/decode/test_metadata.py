@@ -75,7 +75,7 @@ def in_webp(data, rng):
 
 def decoded(files, mode):
     with dask.config.set(scheduler="synchronous"):
-        frame = dii.decode_images(pd.DataFrame({"x": files}), encoded="x", mode=mode)
+        frame = dii.decode_images(pd.DataFrame({"x": files}), image={"image": "x"}, mode=mode)
     return frame.images.arrays()
 
 

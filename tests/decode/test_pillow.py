@@ -119,7 +119,9 @@ def test_cmyk_is_what_pillow_shows_with_any_marker_of_adobe(name, transform, mod
         assert np.abs(decode(data).astype(int) - PICTURE).mean() < 3
     with Image.open(io.BytesIO(data)) as image:
         shown = np.asarray(image.convert(mode))
-    (row,) = dii.decode_images(pd.DataFrame({"x": [data]}), encoded="x", mode=mode).images.arrays()
+    (row,) = dii.decode_images(
+        pd.DataFrame({"x": [data]}), image={"image": "x"}, mode=mode
+    ).images.arrays()
     np.testing.assert_array_equal(row, shown.reshape(row.shape))
 
 

@@ -77,7 +77,7 @@ SOURCES = {
         path, backend="pandas", decode=False
     ).compute(),
     "a column of bytes": lambda path, table: dii.decode_images(
-        dd.from_pandas(as_bytes(table), npartitions=2), encoded="bytes"
+        dd.from_pandas(as_bytes(table), npartitions=2), image={"image": "bytes"}
     ),
 }
 

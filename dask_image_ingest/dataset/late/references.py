@@ -114,9 +114,7 @@ def _to_int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
 def check_encoded(meta: Any, column: Any) -> None:
     """Raise `ArgumentError` if the column does not exist or can't hold encoded images."""
     if not is_column(column, meta.columns):
-        raise ArgumentError(
-            f"encoded={column!r}: the frame has {', '.join(map(repr, meta.columns))}"
-        )
+        raise ArgumentError(f"image={column!r}: the frame has {', '.join(map(repr, meta.columns))}")
     references_of_bytes(meta.iloc[:0], column)
 
 

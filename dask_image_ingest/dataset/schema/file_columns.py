@@ -60,11 +60,6 @@ def with_sidecars(
             f"sidecar='parquet': {len(without)} of {len(shards)} shards have no parquet file "
             f"beside them, first {without[0]}. Pass sidecar='auto' to have nulls there"
         )
-    if 0 < len(without) < len(shards):
-        warn_user(
-            f"{len(without)} of {len(shards)} shards have no parquet file beside them, first "
-            f"{without[0]}: its columns are null there"
-        )
     return [replace(shard, sidecar=file) for shard, file in pairs]
 
 
@@ -114,6 +109,12 @@ def sidecar_columns(
         warn_user(f"{first.url} has columns of unsupported types, left out: {', '.join(left_out)}")
     supported = [name for name, type_ in types.items() if type_ is not None]
     names = frame_names(supported, taken, "sidecar.")
+    without = [shard.url for shard in shards if shard.sidecar is None]
+    if names and without:
+        warn_user(
+            f"{len(without)} of {len(shards)} shards have no parquet file beside them, first "
+            f"{without[0]}: its columns are null there"
+        )
     return tuple(FileColumn(names[name], name, types[name]) for name in names)
 
 

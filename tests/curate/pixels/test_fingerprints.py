@@ -82,7 +82,7 @@ def test_bytes_of_any_column_are_hashed_and_their_pictures_compared(stored):
     path, files = stored
     encoded = pq.read_table(path).to_pandas(types_mapper=pd.ArrowDtype)
     table = dd.from_pandas(encoded, npartitions=2)
-    frame = dii.decode_images(table, encoded="image")
+    frame = dii.decode_images(table, image="image")
     hashed = compute_fingerprints(measure_quality(frame)[["row", "image", "error"]], ["bytes"])
     expected = [xxhash.xxh3_128(file).hexdigest() for file in files]
     assert hashed["fingerprint.bytes"].compute().tolist() == expected

@@ -241,7 +241,7 @@ def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
     encoded = files.assign(png=files.images.encode("png"))[["__key__", "__url__", "cls", "png"]]
     encoded["name"] = encoded["__url__"] + "/" + encoded["__key__"]
     encoded = encoded[["name", "png"]].dropna().reset_index(drop=True)
-    frame = dii.decode_images(dd.from_pandas(encoded, npartitions=3), encoded="png")
+    frame = dii.decode_images(dd.from_pandas(encoded, npartitions=3), image={"image": "png"})
     frame = find_issues(frame)
     frame = frame.compute() if kind == "eager" else frame
     if kind == "references":
