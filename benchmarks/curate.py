@@ -29,7 +29,7 @@ from _shards import Sample, from_tars, make_shards, photographs, write_shards
 from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate.duplicates.hamming import nearest_kept
+from dask_image_ingest.curate.hamming import nearest_kept
 
 # How each photograph comes again: scale, format and options of Pillow.
 VARIANTS = {

@@ -33,11 +33,11 @@ import numpy as np
 from _shards import make_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan.open_samples import open_rows
+from dask_image_ingest.dataset.scan.samples import open_rows
 from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.decode import dali, planner
+from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import is_valid
-from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 # As on a GPU, whose batches are of so many images and not limited by their bytes.

@@ -23,10 +23,10 @@ from _shards import Sample as Photograph
 from _shards import as_jpeg, open_photograph, write_shards
 from PIL import Image
 
-from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
-from dask_image_ingest.decode.options import MAX_PIXELS, DecodeSpec
+from dask_image_ingest.decode.decode_spec import MAX_PIXELS, DecodeSpec
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 

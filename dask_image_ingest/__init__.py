@@ -9,6 +9,7 @@ from dask_image_ingest.cluster import (
     prepare,
     start_cluster,
 )
+from dask_image_ingest.computing import progress
 from dask_image_ingest.dataset import (
     ImageColumn,
     decode_images,
@@ -34,7 +35,6 @@ from dask_image_ingest.export import Encode, to_parquet_images, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
 from dask_image_ingest.loader import mix
-from dask_image_ingest.progress_bar import progress
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # among the rooms.
 ROOMS = (
     "url_secrets", "errors", "arguments", "dask_internals",
-    "environment", "scheduler_plugin", "progress_bar", "computing", "image_frame",
+    "environment", "scheduler_plugin", "computing", "image_frame",
     "user_functions", "storage", "tar", "decode", "index", "frames", "dataset", "cluster", "ops",
     "loader", "image_counts", "view", "export", "checkpoint", "report", "accessor", "curate", "cli",
     "__init__",
@@ -31,9 +31,9 @@ ROOMS = (
 # The same inside a room, where the files beside the folders have no place of their own.
 FLOORS = {
     "storage": ("remote", "output"),
-    "dataset": ("schema", "scan", "plan", "late", "sources"),
-    "export": ("plan", "write"),
-    "curate": ("pixels", "duplicates", "embeddings", "report"),
+    "dataset": ("schema", "scan", "plan", "references"),
+    "export": ("plan",),
+    "curate": ("embeddings",),
 }
 
 # Modules for those who have another package, which rooms can't show to all.

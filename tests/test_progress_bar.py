@@ -18,7 +18,7 @@ from synthetic import encode, photograph, write_shard
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest import computing, progress_bar
+from dask_image_ingest import computing
 from dask_image_ingest.cli import main
 from dask_image_ingest.storage import find_shards
 
@@ -39,7 +39,7 @@ SECONDS_PER_LINE = 0.5
 @pytest.fixture
 def often(monkeypatch):
     """More lines than users get, so that no test has to wait for half a minute."""
-    monkeypatch.setattr(progress_bar, "_IN_FILE", SECONDS_PER_LINE)
+    monkeypatch.setattr(computing, "_IN_FILE", SECONDS_PER_LINE)
 
 
 def run_and_count(numbers):
@@ -82,7 +82,7 @@ def test_with_a_cluster_too(often, client, capsys):
 
 
 def test_what_is_quick_or_not_to_be_shown_writes_nothing(capsys, monkeypatch):
-    monkeypatch.setattr(progress_bar, "_PATIENCE", 60.0)  # quick even on a busy machine
+    monkeypatch.setattr(computing, "_PATIENCE", 60.0)  # quick even on a busy machine
     with dii.progress():
         assert computing.run(str, [1]) == ["1"]
     assert computing.run(slow, range(9)) == list(range(9))
@@ -134,7 +134,7 @@ def test_images_and_bad_ones_are_counted(on_cluster, request, mixed):
 
 
 def test_samples_that_an_export_writes_are_counted(mixed, tmp_path, monkeypatch):
-    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.0)
+    monkeypatch.setattr(computing, "_PATIENCE", 0.0)
     ddf = dii.read_webdataset_images(mixed, backend="pandas").drop(columns=["image", "error"])
     out = io.StringIO()
     with dask.config.set(scheduler="synchronous"), dii.progress(out):
@@ -143,7 +143,7 @@ def test_samples_that_an_export_writes_are_counted(mixed, tmp_path, monkeypatch)
 
 
 def test_a_terminal_has_one_line_with_a_bar(monkeypatch):
-    monkeypatch.setattr(progress_bar, "_EVERY", 0.1)
+    monkeypatch.setattr(computing, "_EVERY", 0.1)
     out = Terminal()
     # The line of the inner one would be a second.
     with dask.config.set(scheduler="synchronous"), dii.progress(out), dii.progress(out):
@@ -160,8 +160,8 @@ def test_a_terminal_has_one_line_with_a_bar(monkeypatch):
 @pytest.fixture
 def url(monkeypatch):
     """Four shards of a server that takes its time."""
-    monkeypatch.setattr(progress_bar, "_PATIENCE", 0.1)
-    monkeypatch.setattr(progress_bar, "_EVERY", 0.05)
+    monkeypatch.setattr(computing, "_PATIENCE", 0.1)
+    monkeypatch.setattr(computing, "_EVERY", 0.05)
     with faulty_server(files={f"/x-{n}.tar": SHARD for n in range(4)}, latency=0.3) as server:
         yield f"{server.url}/x-{{0..3}}.tar"
 

@@ -11,10 +11,10 @@ from photo_shards import Photo, encode, make_photos, write_photo_shards, write_t
 from PIL import Image
 
 from dask_image_ingest import read_webdataset_images
-from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
 from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
-from dask_image_ingest.decode.options import MAX_PIXELS, DecodeSpec
+from dask_image_ingest.decode.decode_spec import MAX_PIXELS, DecodeSpec
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
 

@@ -70,7 +70,7 @@ INSTANCES = {
         "_read.data": "pylibcudf.Column",
         "_memory.buffer": _BUFFER,
     },
-    "dask_image_ingest/frames/cudf/dask_hooks.py": {
+    "dask_image_ingest/frames/cudf/convert.py": {
         "compacted.column": _COLUMN,
         "compacted.accessed": _COLUMN,
         "_spilled.buffer": _BUFFER,
@@ -89,17 +89,17 @@ INSTANCES = {
         "_check_output.types": "class nvidia.dali.types",
         "_labels.image": "nvidia.dali.backend.TensorGPU",
     },
-    "dask_image_ingest/curate/pixels/luma.py": {
+    "dask_image_ingest/curate/luma.py": {
         "make_taps.xp": "class cupy",
         "reduced_luma.xp": "class cupy",
     },
-    "dask_image_ingest/curate/pixels/pdq.py": {
+    "dask_image_ingest/curate/fingerprints.py": {
         "pdq.xp": "class cupy",
         "_hash.xp": "class cupy",
         "_quality.xp": "class cupy",
         "_cosines.xp": "class cupy",
     },
-    "dask_image_ingest/curate/pixels/signals.py": {
+    "dask_image_ingest/curate/quality.py": {
         "pixel_signals.xp": "class cupy",
         "_brightness.xp": "class cupy",
         "_spread.xp": "class cupy",

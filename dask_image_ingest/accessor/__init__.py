@@ -6,7 +6,7 @@ computed here: each method calls the subpackage that does it.
 
 import dask_image_ingest.accessor.eager
 import dask_image_ingest.accessor.lazy  # noqa: F401  both register accessors
-from dask_image_ingest.accessor.notebook import register_html
+from dask_image_ingest.accessor.eager import register_html
 
 __all__: list[str] = []
 

@@ -1,7 +1,10 @@
-"""The ``.images`` accessor of pandas and cuDF frames."""
+"""The ``.images`` accessor of pandas and cuDF frames, and their thumbnails in notebooks."""
 
 from __future__ import annotations
 
+import base64
+import re
+import sys
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import Any
@@ -10,7 +13,7 @@ import pandas as pd
 from numpy.typing import DTypeLike
 
 from dask_image_ingest.accessor.images import Images, as_frame, shape_text
-from dask_image_ingest.frames import backend_of, register_accessor
+from dask_image_ingest.frames import DecodedImage, backend_of, image_columns, register_accessor
 from dask_image_ingest.loader import Source
 from dask_image_ingest.ops import (
     count_levels,
@@ -95,3 +98,43 @@ class SeriesImages(FrameImages):
 
     def __init__(self, series: Any) -> None:
         super().__init__(as_frame(series))
+
+
+_EDGE = 96
+
+# Private-use characters that mark a cell, with the numbers of its column and row between them.
+_BEGIN, _END = "\ue0d1", "\ue0d2"
+_CELL = re.compile(rf"{_BEGIN}(\d+)\.(\d+){_END}")
+
+
+def register_html() -> None:
+    """Register thumbnails in dataframes with IPython, if it runs in this process."""
+    ipython = sys.modules.get("IPython")
+    shell = None if ipython is None else ipython.get_ipython()
+    if shell is not None:
+        shell.display_formatter.formatters["text/html"].for_type(pd.DataFrame, frame_html)
+
+
+def frame_html(frame: pd.DataFrame) -> str | None:
+    """HTML of a dataframe: that of pandas, with thumbnails in its image columns."""
+    names = image_columns(frame) if frame.columns.is_unique else []
+    if not names:
+        return frame._repr_html_()
+    marked = frame.copy(deep=False)
+    for number, name in enumerate(names):
+        marked[name] = [f"{_BEGIN}{number}.{row}{_END}" for row in range(len(frame))]
+    html = marked._repr_html_()
+    if html is None:
+        return None
+    # Marks are left only in the rows that pandas shows: only their thumbnails are made.
+    return _CELL.sub(
+        lambda cell: _thumbnail_html(frame[names[int(cell[1])]].iloc[int(cell[2])]), html
+    )
+
+
+def _thumbnail_html(image: Any) -> str:
+    png = image.png(_EDGE) if isinstance(image, DecodedImage) else None
+    if png is None:
+        return escape(str(image))
+    data = base64.b64encode(png).decode()
+    return f'<img src="data:image/png;base64,{data}" alt="{escape(str(image))}">'

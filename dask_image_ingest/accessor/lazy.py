@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,11 +13,17 @@ import pandas as pd
 from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
 from numpy.typing import DTypeLike
 
-from dask_image_ingest.accessor.image_shape import image_shape
 from dask_image_ingest.accessor.images import Images, as_frame, shape_text
-from dask_image_ingest.dask_internals import Head, Len, new_collection
+from dask_image_ingest.dask_internals import FromGraph, Head, Len, new_collection
 from dask_image_ingest.dask_internals import Literal as Known
-from dask_image_ingest.dataset import ChunkedMap, Decode, Scan
+from dask_image_ingest.dataset import (
+    SHAPE_IN_NAME,
+    ChunkedMap,
+    Decode,
+    Scan,
+    value_sources,
+)
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import decoded_modes
 from dask_image_ingest.frames import backend_of
@@ -148,3 +155,35 @@ def _is_limited(decode: Decode) -> bool:
 def _first(frame: Any) -> Any:
     """Reduce to the first row; partitions are computed once, for this and for the stack."""
     return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)
+
+
+_UNKNOWN: ImageShape = (None, None, None)
+
+
+def image_shape(expr: Any, column: Any) -> ImageShape:
+    """(height, width, channels) of all images of a column; None for edges that may differ."""
+    shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
+    height, width, channels = (
+        edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
+    )
+    return height, width, channels
+
+
+def _shape_from(expr: Any, column: Any) -> ImageShape:
+    """Shape of the images that a source expression produces."""
+    if list(expr.columns).count(column) != 1:
+        return _UNKNOWN
+    if isinstance(expr, Decode):
+        return expr.shapes.get(column) or _UNKNOWN
+    if isinstance(expr, FromGraph):
+        return _persisted(expr)
+    return _UNKNOWN
+
+
+def _persisted(expr: FromGraph) -> ImageShape:
+    """Shape of persisted images, which their tasks' names contain."""
+    names = {key[0] if isinstance(key, tuple) else key for key in expr.operand("keys")}
+    if len(names) != 1:
+        return _UNKNOWN
+    match = re.fullmatch(SHAPE_IN_NAME, str(names.pop()))
+    return (int(match[1]), int(match[2]), int(match[3])) if match else _UNKNOWN

@@ -10,7 +10,7 @@ import dask.dataframe as dd
 from dask_image_ingest.arguments import check_flag, check_storage_options
 from dask_image_ingest.checkpoint.query import fingerprint_query
 from dask_image_ingest.checkpoint.runner import run_checkpoint
-from dask_image_ingest.checkpoint.scan import ReadStored
+from dask_image_ingest.checkpoint.stored_frame import ReadStored
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import unfused
 from dask_image_ingest.errors import ArgumentError

@@ -19,16 +19,16 @@ from dask_image_ingest.checkpoint.manifest import (
     PartitionFile,
     read_manifest,
 )
-from dask_image_ingest.checkpoint.partition_files import (
+from dask_image_ingest.checkpoint.query import (
+    FingerprintedQuery,
     choose_splits,
     is_part,
     part_name,
     shard_prefix,
     shards_of,
 )
-from dask_image_ingest.checkpoint.query import FingerprintedQuery
-from dask_image_ingest.checkpoint.scan import ReadStored, StoredFrame
-from dask_image_ingest.computing import run
+from dask_image_ingest.checkpoint.stored_frame import ReadStored, StoredFrame
+from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import Partition, Scan, files_read, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
@@ -172,7 +172,9 @@ class _Run:
         }
         # Files of a run that was killed before it could record them.
         unrecorded = [name for name in self.stored_files if name in kept and name not in recorded]
-        inspected = run(partial(_inspect, output=self.output, meta=self.meta), unrecorded)
+        inspected = one_task_per_item(
+            partial(_inspect, output=self.output, meta=self.meta), unrecorded
+        )
         parts |= {
             name: part for name, part in zip(unrecorded, inspected, strict=True) if part is not None
         }
@@ -208,7 +210,7 @@ class _Run:
             _Task(cull(graph, [key]), key, name, shards_of(split) if is_checked else ())
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
-        results = run(partial(_store, context=context), tasks)
+        results = one_task_per_item(partial(_store, context=context), tasks)
         done = dict(zip(missing, results, strict=True))
         skipped = {missing[name][0].url: why for name, why in done.items() if isinstance(why, str)}
         if skipped:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from dask_image_ingest.computing import compute, run
+from dask_image_ingest.computing import compute, one_task_per_item
 from dask_image_ingest.dataset import (
     HEADERS,
     ImageColumn,
@@ -158,7 +158,7 @@ def _reports(args: argparse.Namespace, decode_too: bool) -> list[Any]:
         decode_too=decode_too,
         storage_options=args.storage_options,
     )
-    return list(run(inspect, [shard.url for shard in source]))
+    return list(one_task_per_item(inspect, [shard.url for shard in source]))
 
 
 def _as_json(records: list[dict[str, Any]]) -> str:

@@ -19,12 +19,8 @@ from dask_image_ingest.curate.embeddings import (
     open_clip_model,
     transformers_model,
 )
-from dask_image_ingest.curate.pixels import (
-    compute_fingerprints,
-    find_issues,
-    measure_quality,
-    summarize_issues,
-)
+from dask_image_ingest.curate.fingerprints import compute_fingerprints
+from dask_image_ingest.curate.quality import find_issues, measure_quality, summarize_issues
 from dask_image_ingest.curate.report import Report, write_report
 
 __all__ = [

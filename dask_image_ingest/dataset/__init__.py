@@ -6,26 +6,15 @@ reading at ``scan/task.py``.
 
 from dask_image_ingest.dataset import predicates
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
-from dask_image_ingest.dataset.late.chunks import ChunkedMap, LastDecode, last_decode, persist_moves
-from dask_image_ingest.dataset.late.decode import (
-    decode_partition,
-    field_of,
-    reference_rows,
-    references_of,
-)
-from dask_image_ingest.dataset.late.fetch import fetch_encoded
-from dask_image_ingest.dataset.late.fused import SHAPE_IN_NAME
-from dask_image_ingest.dataset.late.nodes import Decode, unfused
-from dask_image_ingest.dataset.late.references import (
-    LOCATION_COLUMNS,
-    add_references,
-    adds_references,
-    encoded_by,
-    point_to_images,
-    references_of_locations,
-)
-from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.plan.alignment import install_alignment
+from dask_image_ingest.dataset.plan.base_nodes import (
+    AppendsColumns,
+    ImageNode,
+    KeepsResults,
+    MapColumns,
+    PreservesRows,
+    Read,
+)
 from dask_image_ingest.dataset.plan.lineage import (
     Change,
     backtrack,
@@ -34,36 +23,52 @@ from dask_image_ingest.dataset.plan.lineage import (
     shard_of_partition,
     value_sources,
 )
-from dask_image_ingest.dataset.plan.nodes import (
-    AppendsColumns,
-    ImageNode,
-    KeepsResults,
-    MapColumns,
-    PreservesRows,
-    Read,
-)
 from dask_image_ingest.dataset.plan.scan_node import (
-    ReadImages,
-    ReadParquetImages,
-    ReadWebDataset,
     Scan,
+    ScanFiles,
+    ScanShards,
+    ScanTables,
 )
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read
+from dask_image_ingest.dataset.read_images import read_images
+from dask_image_ingest.dataset.read_options import ReadOptions
+from dask_image_ingest.dataset.read_parquet_images import read_parquet_images
+from dask_image_ingest.dataset.references.chunks import (
+    ChunkedMap,
+    LastDecode,
+    last_decode,
+    persist_moves,
+)
+from dask_image_ingest.dataset.references.decode_node import Decode, unfused
+from dask_image_ingest.dataset.references.fetch import (
+    decode_partition,
+    fetch_encoded,
+    field_of,
+    reference_rows,
+    references_of,
+)
+from dask_image_ingest.dataset.references.fused_decode import SHAPE_IN_NAME
+from dask_image_ingest.dataset.references.make_references import (
+    LOCATION_COLUMNS,
+    add_references,
+    adds_references,
+    encoded_by,
+    point_to_images,
+    references_of_locations,
+)
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
-from dask_image_ingest.dataset.scan.open_samples import take_cached_scan
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit, unversioned
-from dask_image_ingest.dataset.scan.samples import SampleRows
+from dask_image_ingest.dataset.scan.samples import SampleRows, handed_over_index
 from dask_image_ingest.dataset.schema.columns import (
     HEADERS,
     METADATA_COLUMNS,
+    ImageColumn,
+    ImageMember,
     image_field,
     image_member,
     parse_image_extensions,
 )
-from dask_image_ingest.dataset.schema.image_columns import ImageColumn, ImageMember
-from dask_image_ingest.dataset.sources.image_files import read_images
-from dask_image_ingest.dataset.sources.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
@@ -87,12 +92,12 @@ __all__ = [
     "Partition",
     "PreservesRows",
     "Read",
-    "ReadImages",
     "ReadOptions",
-    "ReadParquetImages",
-    "ReadWebDataset",
     "SampleRows",
     "Scan",
+    "ScanFiles",
+    "ScanShards",
+    "ScanTables",
     "ShardSplit",
     "add_references",
     "adds_references",
@@ -106,6 +111,7 @@ __all__ = [
     "files_of_rows",
     "files_read",
     "filter_rows",
+    "handed_over_index",
     "image_field",
     "image_member",
     "last_decode",
@@ -121,7 +127,6 @@ __all__ = [
     "references_of",
     "references_of_locations",
     "shard_of_partition",
-    "take_cached_scan",
     "unfused",
     "unversioned",
     "value_sources",

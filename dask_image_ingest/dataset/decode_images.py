@@ -13,9 +13,10 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.late.decode import decode_partition
-from dask_image_ingest.dataset.late.nodes import Decode
-from dask_image_ingest.dataset.late.references import (
+from dask_image_ingest.dataset.read_options import ErrorPolicy
+from dask_image_ingest.dataset.references.decode_node import Decode
+from dask_image_ingest.dataset.references.fetch import decode_partition
+from dask_image_ingest.dataset.references.make_references import (
     LOCATION_COLUMNS,
     add_references,
     carry_images,
@@ -24,13 +25,12 @@ from dask_image_ingest.dataset.late.references import (
     references_of_locations,
     with_encoded,
 )
-from dask_image_ingest.dataset.options import ErrorPolicy
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
-from dask_image_ingest.storage import with_permission
+from dask_image_ingest.storage import with_pipes_allowed
 
 # A dataframe of Dask, pandas or cuDF.
 Frame = TypeVar("Frame", bound=Any)
@@ -114,7 +114,7 @@ def decode_images(
         _check_locations(meta)
     check_choice("errors", errors, ("null", "raise", "drop"))
     storage_options = check_storage_options(storage_options)
-    storage_options = with_permission(storage_options, allow_pipes)
+    storage_options = with_pipes_allowed(storage_options, allow_pipes)
     decoding = make_decode_spec(
         device=backend_of(meta).device,
         size=size,

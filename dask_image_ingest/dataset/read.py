@@ -20,8 +20,16 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import Expr, new_collection
-from dask_image_ingest.dataset.late.nodes import Decode
-from dask_image_ingest.dataset.options import (
+from dask_image_ingest.dataset.plan.base_nodes import FilterRows
+from dask_image_ingest.dataset.plan.scan_node import (
+    Dataset,
+    Scan,
+    ScanFiles,
+    ScanShards,
+    ScanTables,
+)
+from dask_image_ingest.dataset.predicates import Predicate, columns_of, only, parse_filters
+from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
     ReadOptions,
     ShardErrorPolicy,
@@ -29,36 +37,27 @@ from dask_image_ingest.dataset.options import (
     parse_max_member_bytes,
     refuse_decoding,
 )
-from dask_image_ingest.dataset.plan.nodes import FilterRows
-from dask_image_ingest.dataset.plan.scan_node import (
-    Dataset,
-    ReadImages,
-    ReadParquetImages,
-    ReadWebDataset,
-    Scan,
-)
-from dask_image_ingest.dataset.predicates import Predicate, columns_of, only, parse_filters
+from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
-from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
     make_partitions,
+    open_first,
     parse_partition_size,
     parse_shards_per_partition,
 )
-from dask_image_ingest.dataset.schema.columns import make_schema
+from dask_image_ingest.dataset.schema.columns import ImageChoice, image_members, make_schema
 from dask_image_ingest.dataset.schema.file_columns import (
     SidecarChoice,
     check_sidecar,
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.dataset.schema.image_columns import ImageChoice, image_members
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import find_indexes, parse_index
-from dask_image_ingest.storage import Listings, Shard, find_shards, with_permission
+from dask_image_ingest.storage import Listings, Shard, find_shards, with_pipes_allowed
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 
 
@@ -246,7 +245,7 @@ def read_webdataset_images(
     storage_options = check_storage_options(storage_options)
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
-    storage_options = with_permission(storage_options, allow_pipes)
+    storage_options = with_pipes_allowed(storage_options, allow_pipes)
     extensions, decoding, others = image_members(
         image,
         {"size": size, "resize": resize, "mode": mode, "transform": transform},
@@ -319,19 +318,19 @@ def read_of(
     decoded first, and the others after the filter.
     """
     options, schema = dataset.options, dataset.schema
-    kind: type[Scan] = ReadParquetImages if options.is_table else ReadWebDataset
-    kind = kind if options.root is None else ReadImages
+    kind: type[Scan] = ScanTables if options.is_table else ScanShards
+    kind = kind if options.root is None else ScanFiles
     if not decode:
         return kind(dataset, columns, filters)
     filtered = columns_of(filters)
     by_error = not schema.errors.isdisjoint(filtered)
-    keep = error_filter(options.errors)
+    kept = error_filter(options.errors)
     wanted = list(schema.types) if columns is None else columns
     decodings = {options.image: options.decoding}
     decodings |= {each.column: each.decoding for each in options.other_images}
     needed = {*wanted, *(filtered & schema.errors)}
     errors = {image: schema.field(image, "error") for image in decodings}
-    decoded = [image for image in decodings if keep or {image, errors[image]} & needed]
+    decoded = [image for image in decodings if kept or {image, errors[image]} & needed]
     if not decoded:
         return kind(dataset, columns, filters)
     scanned = columns
@@ -352,9 +351,9 @@ def read_of(
     )
     if by_error:
         filtered_by = tuple(each for each in images if each.error in filtered)
-        scan = FilterRows(Decode(scan, filtered_by, keep), filters)
+        scan = FilterRows(Decode(scan, filtered_by, kept), filters)
         images = tuple(each for each in images if each not in filtered_by)
-    frame = Decode(scan, images, keep) if images else scan
+    frame = Decode(scan, images, kept) if images else scan
     return frame if frame.columns == wanted else frame[wanted]
 
 

@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset.late.decode import field_of, references_of
-from dask_image_ingest.dataset.plan.nodes import Read
+from dask_image_ingest.dataset.plan.base_nodes import Read
+from dask_image_ingest.dataset.references.fetch import field_of, references_of
 from dask_image_ingest.frames import backend_of, reference_columns
 
 

@@ -14,8 +14,17 @@ from dask_image_ingest.decode.buffers import (
     from_bytes,
     pixels_of,
 )
+from dask_image_ingest.decode.dali import decode_pool, decode_threads
 from dask_image_ingest.decode.decode import decode
-from dask_image_ingest.decode.decoders import decode_one, resize_arrays
+from dask_image_ingest.decode.decode_spec import (
+    LARGEST_SIZE,
+    MAX_PIXELS,
+    DecodeSpec,
+    ImageShape,
+    Mode,
+    Resize,
+    make_decode_spec,
+)
 from dask_image_ingest.decode.formats import SWAPPED, StoredHeader, read_stored_header
 from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
@@ -25,17 +34,8 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
-from dask_image_ingest.decode.options import (
-    LARGEST_SIZE,
-    MAX_PIXELS,
-    DecodeSpec,
-    ImageShape,
-    Mode,
-    Resize,
-    make_decode_spec,
-)
+from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.resize import ResizedImage
-from dask_image_ingest.decode.resources import decode_pool, decode_threads
 
 __all__ = [
     "LARGEST_SIZE",

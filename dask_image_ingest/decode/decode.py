@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
-from dask_image_ingest.decode.dali import DaliDecoder, Refused
-from dask_image_ingest.decode.decoders import DecoderSet, decoders_for
+from dask_image_ingest.decode.dali import DaliDecoder, Refused, decode_pool
+from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage, Header
-from dask_image_ingest.decode.options import DecodeSpec
-from dask_image_ingest.decode.planner import Batch, Schedule
+from dask_image_ingest.decode.planner import Batch, DecoderSet, Schedule, decoders_for
 from dask_image_ingest.decode.resize import ResizedImage
-from dask_image_ingest.decode.resources import decode_pool
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
-from dask_image_ingest.progress_bar import BAD, DECODED, count
 
 
 def decode(

@@ -52,6 +52,7 @@ import numpy as np
 from PIL import Image
 from PIL.TiffImagePlugin import COMPRESSION_INFO, PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
+from dask_image_ingest.decode.decode_spec import Mode
 from dask_image_ingest.decode.formats import (
     SWAPPED,
     BadImage,
@@ -64,7 +65,6 @@ from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
 from dask_image_ingest.decode.formats.pillow_image import NoColours
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
 from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout, read_samples
-from dask_image_ingest.decode.options import Mode
 from dask_image_ingest.storage import LazyBytes
 
 

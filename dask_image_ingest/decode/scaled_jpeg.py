@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Refused
-from dask_image_ingest.decode.decoders import DecoderSet
+from dask_image_ingest.decode.dali import Refused, decode_pool
+from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import SWAPPED, BadImage, Header, read_stored_header
-from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.decode.pillow import decode_reduced, upright
+from dask_image_ingest.decode.planner import DecoderSet
 from dask_image_ingest.decode.resize import Extent, ResizedImage, resize_geometry
-from dask_image_ingest.decode.resources import decode_pool
 
 # Scales of libjpeg-turbo that are faster than a full decode.
 _FACTORS = (8, 4, 2)

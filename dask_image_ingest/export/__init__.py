@@ -4,7 +4,6 @@ In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files
 from keys and offsets only (``plan/``); then one task per shard copies byte ranges (``write/``).
 """
 
-from dask_image_ingest.export.image_origin import decoded_modes
 from dask_image_ingest.export.members import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
 from dask_image_ingest.export.query import (
@@ -14,6 +13,7 @@ from dask_image_ingest.export.query import (
     query_steps,
     source_options_of,
 )
+from dask_image_ingest.export.stored_images import decoded_modes
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset
 

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.image_origin import FORMATS, ImageOrigin
-from dask_image_ingest.export.stored_images import STORED_EXTENSIONS
+from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
 from dask_image_ingest.frames import is_bytes, is_list, is_number, is_text
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS

@@ -30,11 +30,11 @@ from dask_image_ingest.dataset import (
     KeepsResults,
     MapColumns,
     Read,
-    ReadImages,
     ReadOptions,
-    ReadParquetImages,
-    ReadWebDataset,
     Scan,
+    ScanFiles,
+    ScanShards,
+    ScanTables,
     datasets_of,
     encoded_by,
     partition_sources,
@@ -69,7 +69,7 @@ def shards_read(frame: Any) -> dict[str, Shard]:
 def reads_samples(frame: Any) -> bool:
     """True for a lazy frame that reads shards."""
     lazy = isinstance(frame, FrameBase)
-    return lazy and bool([*frame.expr.find_operations((ReadWebDataset, KeepsResults))])
+    return lazy and bool([*frame.expr.find_operations((ScanShards, KeepsResults))])
 
 
 def encoded_columns(frame: Any) -> set[Any]:
@@ -108,11 +108,11 @@ def source_options_of(frame: Any) -> dict[str, Any] | None:
 
 def operation_name(expr: Any) -> str:
     """Public name of an operation."""
-    if isinstance(expr, ReadWebDataset):
+    if isinstance(expr, ScanShards):
         return "read_webdataset_images"
-    if isinstance(expr, ReadParquetImages):
+    if isinstance(expr, ScanTables):
         return "read_parquet_images"
-    if isinstance(expr, ReadImages):
+    if isinstance(expr, ScanFiles):
         return "read_images"
     if isinstance(expr, Decode):
         below = expr.frame

@@ -11,10 +11,18 @@ from typing import Any
 
 import pandas as pd
 
-from dask_image_ingest.computing import run
+from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read
 from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.export.export_options import (
+    LEFT_OUT,
+    MANIFEST,
+    PLAN,
+    ExportContext,
+    Options,
+    staged_name,
+)
 from dask_image_ingest.export.manifest import (
     FORMAT,
     PreviousExport,
@@ -23,19 +31,11 @@ from dask_image_ingest.export.manifest import (
     refuse_foreign,
     result_frame,
 )
-from dask_image_ingest.export.options import (
-    LEFT_OUT,
-    MANIFEST,
-    PLAN,
-    ExportContext,
-    Options,
-    staged_name,
-)
 from dask_image_ingest.export.plan.planner import Prepared, prepare
 from dask_image_ingest.export.plan.rejected_rows import assigns_keys
 from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
 from dask_image_ingest.export.query import frame_fingerprint, shards_read, unstable_steps
-from dask_image_ingest.export.write.shard import write_shard
+from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import (
     REPLACEMENT,
@@ -123,7 +123,7 @@ class _Run:
         facts = self._facts_to_resume() or self._plan()
         context = replace(self.context, planned=facts["planned"], run=self._begin_run())
         self._put_left_out(facts["left_out"])
-        shards = run(partial(write_shard, context=context), range(facts["shards"]))
+        shards = one_task_per_item(partial(write_shard, context=context), range(facts["shards"]))
         refuse_other_run(self.output, context.run)
         self.check_lock()
         manifest = {

@@ -3,17 +3,166 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Final
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dask_internals import new_collection
-from dask_image_ingest.dataset import Decode, fetch_encoded, reference_rows
-from dask_image_ingest.decode import Header
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import (
+    Change,
+    Decode,
+    KeepsResults,
+    ScanFiles,
+    ScanShards,
+    adds_references,
+    backtrack,
+    fetch_encoded,
+    field_of,
+    reference_rows,
+    references_of,
+    value_sources,
+)
+from dask_image_ingest.decode import DecodeSpec, Header, Mode
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import operation_name
+from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import SIGNATURE_BYTES, image_format
 from dask_image_ingest.view import references_of_images
+
+#: Last part of a member's extension → format of encoded pixels.
+FORMATS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
+
+
+@dataclass(frozen=True)
+class ImageOrigin:
+    """Origin of an image column.
+
+    Attributes
+    ----------
+    changed_by
+        The operation that changed its pixels, by its public name; None if they are the stored ones.
+    member
+        Which image of the row's sample it is: ``"image"`` or another one. None if it belongs to no
+        such sample, as images of another read that were merged.
+    extensions
+        Member extensions if it is another image of the sample; empty if unknown.
+    modes
+        The modes that it was decoded in.
+    """
+
+    changed_by: str | None
+    member: Literal["image", "other"] | None
+    extensions: tuple[str, ...] = ()
+    modes: frozenset[Mode] = frozenset()
+
+    @property
+    def is_exact(self) -> bool:
+        """True for labels and raw values, which need a lossless format."""
+        return not self.modes.isdisjoint(("labels", "raw"))
+
+    def extension(self, column: str) -> str:
+        """An extension under which the column can be encoded without replacing another image."""
+        lossless = self.is_exact or "RGBA" in self.modes
+        if self.member == "image" or column == "image":
+            return "png" if lossless else "jpg"
+        first = self.extensions[0] if self.extensions else f"{column}.png".lower()
+        stem, _, kind = first.rpartition(".")
+        kept = kind == "png" or (not lossless and kind in FORMATS)
+        return first if kept else f"{stem or column.lower()}.png"
+
+
+def image_origin(frame: Any, column: str) -> ImageOrigin:
+    """The origin of a column of images or references, as far as it is known."""
+    if not isinstance(frame, FrameBase):
+        return _computed_origin(frame, column)
+    sample_reads = _sample_reads(frame.expr)
+    traced = backtrack(frame.expr, (column,))
+    origins = [_origin(changes, sample_reads) for changes in traced]
+    changed_by = next((origin.changed_by for origin in origins if origin.changed_by), None)
+    members = {origin.member for origin in origins}
+    return ImageOrigin(
+        changed_by,
+        origins[0].member if len(members) == 1 else None,
+        origins[0].extensions,
+        frozenset().union(*(origin.modes for origin in origins)),
+    )
+
+
+def decoded_modes(frame: Any, column: str) -> frozenset[Mode]:
+    """The modes that the images of a column were decoded in, as far as they are known."""
+    return image_origin(frame, column).modes
+
+
+def _computed_origin(frame: Any, column: str) -> ImageOrigin:
+    if backend_of(frame).is_images(frame[column].dtype):
+        is_image = column == "image"
+        return ImageOrigin(
+            "a computed frame, whose query is unknown", "image" if is_image else None
+        )
+    if "__url__" not in frame.columns:
+        return ImageOrigin(None, None)
+    references = references_of(frame, column)
+    sample_urls = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
+    same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
+    is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
+    return ImageOrigin(None, ("image" if column == "image" else "other") if is_own else None)
+
+
+def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
+    """The origin of images by what made and changed them, down to their references."""
+    changed_by, modes = None, set()
+    for expr, (name,) in changes:
+        if isinstance(expr, KeepsResults):
+            continue
+        meta = expr._meta if expr.ndim == 1 else expr._meta[name]
+        if backend_of(meta).is_references(meta.dtype):
+            origin = _reference_origin(expr, name, sample_reads)
+            break
+        if isinstance(expr, Decode):
+            decoding = next(image.decoding for image in expr.images if image.image == name)
+            changed_by = changed_by or _changed_by(expr, decoding)
+            modes.add(decoding.mode)
+        else:
+            changed_by = changed_by or operation_name(expr)
+    else:
+        origin = ImageOrigin(None, "image" if name == "image" else None)
+    return replace(origin, changed_by=changed_by, modes=frozenset(modes))
+
+
+def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOrigin:
+    """The origin of references that the expression ``source`` makes."""
+    reads = {source._name}
+    if adds_references(source):
+        reads = _sample_reads(source.frame)
+    if not reads <= sample_reads:
+        return ImageOrigin(None, None)
+    if isinstance(source, ScanFiles) and name != "image":
+        return ImageOrigin(None, None)  # a file of its own
+    others = source.dataset.options.other_images if isinstance(source, ScanShards) else ()
+    extensions = next((other.extensions for other in others if other.column == name), ())
+    return ImageOrigin(None, "image" if name == "image" else "other", extensions)
+
+
+def _sample_reads(expr: Any) -> set[str]:
+    """Names of the expressions that may make the columns ``__url__`` and ``offset``."""
+    names = set()
+    for source, _ in value_sources(expr, ("__url__", "offset")):
+        reads = source.find_operations((ScanShards, ScanFiles))
+        names |= {source._name, *(read._name for read in reads)}
+    return names
+
+
+def _changed_by(decode: Decode, decoding: DecodeSpec) -> str | None:
+    """Name and options of a decode that changes pixels; None if it gives the stored ones."""
+    options = [
+        *["size="] * (decoding.size is not None),
+        *["mode="] * (decoding.mode == "L"),
+        *["transform="] * (decoding.transform is not None),
+    ]
+    return f"{operation_name(decode)} with {', '.join(options)}" if options else None
+
 
 # Extensions by format; others get a generic one, which readers take for an image, too.
 _EXTENSIONS: Final = {

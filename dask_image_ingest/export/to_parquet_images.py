@@ -21,8 +21,8 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import (
     LOCATION_COLUMNS,
     Decode,
-    ReadImages,
-    ReadParquetImages,
+    ScanFiles,
+    ScanTables,
     backtrack,
     field_of,
     files_of_rows,
@@ -274,11 +274,11 @@ def _class_labels(frame: Any) -> dict[str, Any]:
     for column in frame.columns:
         for source, (name,) in value_sources(frame.expr, (column,)):
             feature = None
-            if isinstance(source, ReadImages) and name == "label":
+            if isinstance(source, ScanFiles) and name == "label":
                 names = source.dataset.options.classes or ()
                 feature = {"_type": "ClassLabel", "names": list(names)}
-            elif isinstance(source, (ReadParquetImages, dx.ReadParquet)):
-                ours = isinstance(source, ReadParquetImages)
+            elif isinstance(source, (ScanTables, dx.ReadParquet)):
+                ours = isinstance(source, ScanTables)
                 schema: Any = source.dataset.schema if ours else source._dataset_info["schema"]
                 info = json.loads((schema.metadata or {}).get(_KEY, b"{}")).get("info", {})
                 feature = info.get("features", {}).get(name)

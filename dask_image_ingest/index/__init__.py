@@ -5,12 +5,9 @@ its small members. A stale or damaged index is not used.
 """
 
 from dask_image_ingest.index.build_index import parquet_bytes
-from dask_image_ingest.index.discovery import find_indexes, parse_index
-from dask_image_ingest.index.index_file import UnusableIndexError
-from dask_image_ingest.index.open_index import IndexFile, open_stored
-from dask_image_ingest.index.stored_index import IndexedReader, StoredIndex
-from dask_image_ingest.index.wds2idx import wds2idx_text
-from dask_image_ingest.index.write_index import write_index
+from dask_image_ingest.index.discovery import IndexFile, find_indexes, open_stored, parse_index
+from dask_image_ingest.index.index_file import IndexedReader, StoredIndex, UnusableIndexError
+from dask_image_ingest.index.write_index import wds2idx_text, write_index
 
 __all__ = [
     "IndexFile",

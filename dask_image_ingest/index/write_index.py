@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -13,18 +14,18 @@ from typing import Any, Literal
 import pandas as pd
 
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
-from dask_image_ingest.computing import run
+from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.index.build_index import index_bytes, shard_rows
-from dask_image_ingest.index.combine import write_combined
-from dask_image_ingest.index.discovery import index_place, refuse_unindexed
-from dask_image_ingest.index.index_file import IndexTable, UnusableIndexError
-from dask_image_ingest.index.open_index import (
+from dask_image_ingest.index.build_index import index_bytes, shard_rows, write_combined
+from dask_image_ingest.index.discovery import (
     IndexFile,
+    index_place,
     open_stored,
     open_table,
+    refuse_unindexed,
     unknown_version,
 )
+from dask_image_ingest.index.index_file import IndexTable, UnusableIndexError
 from dask_image_ingest.storage import (
     COMBINED_INDEX,
     INDEX_ADVICE,
@@ -43,6 +44,19 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import Damage, index_tar
 from dask_image_ingest.url_secrets import without_secrets
+
+_BLANK = re.compile(r"[ \t\n\v\f\r]")
+
+
+def wds2idx_text(samples: int, members: Iterable[tuple[int, str, int, int, str]]) -> bytes:
+    """The text for members: sample, extension, offset, size and name of each."""
+    lines: list[list[str]] = [[] for _ in range(samples)]
+    for sample, extension, offset, size, name in members:
+        # Escaped as by ``tar -t``; readers use the name in messages only.
+        shown = _BLANK.sub(lambda blank: f"\\{ord(blank[0]):03o}", name)
+        lines[sample].append(f"{extension} {offset} {size} {shown}")
+    return "\n".join([f"v1.2 {samples}", *map(" ".join, lines), ""]).encode()
+
 
 _REPLACED = (
     "another call has written this combined index at the same time, without this shard. Call again "
@@ -166,7 +180,7 @@ def _write_each(
     storage_options: dict[str, Any] | None,
 ) -> list[_Outcome]:
     task = partial(_write_one, folder=folder, overwrite=overwrite, storage_options=storage_options)
-    return run(task, shards)
+    return one_task_per_item(task, shards)
 
 
 def _write_combined(
@@ -190,7 +204,7 @@ def _write_combined(
     task = partial(
         _write_one, folder=folder, overwrite=overwrite, storage_options=storage_options, stage=True
     )
-    staged = {outcome.shard: outcome for outcome in run(task, missing)}
+    staged = {outcome.shard: outcome for outcome in one_task_per_item(task, missing)}
     outcomes: dict[str, _Outcome] = {}
     for location, members in by_folder.items():
         outcomes |= _combine(location, members, tables[location], staged, storage_options)

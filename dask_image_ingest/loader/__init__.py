@@ -7,9 +7,8 @@ memory at a time, divided among processes, and with a position to resume from.
 from dask_image_ingest.loader.batch_format import FORMATS, Format
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.mix import MixedBatches, mix
-from dask_image_ingest.loader.order import Position
+from dask_image_ingest.loader.order import Position, parse_shard
 from dask_image_ingest.loader.source import LazySource, Source
-from dask_image_ingest.loader.worker_share import parse_shard
 
 __all__ = [
     "FORMATS",

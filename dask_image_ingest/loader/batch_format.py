@@ -45,7 +45,7 @@ def converter(format: Format, backend: Backend) -> Convert:
 
 
 def batch_of(
-    rows: Rows, image: str, backend: Backend, convert: Convert, normalize: Normalize | None
+    rows: BatchRows, image: str, backend: Backend, convert: Convert, normalize: Normalize | None
 ) -> dict[str, Any]:
     """Build a batch: images as one array, or as a list of arrays if their shapes differ."""
     if normalize is None:
@@ -129,7 +129,7 @@ def parse_normalize(normalize: Any) -> Normalize | None:
 
 
 @dataclass(frozen=True)
-class Rows:
+class BatchRows:
     """Rows of a partition that all have an image."""
 
     images: list[Any]
@@ -145,23 +145,23 @@ class Rows:
         images = itertools.chain(self.images, *self.others.values())
         return Size(len(self.images), sum(image.nbytes for image in images))
 
-    def take(self, rows: Any) -> Rows:
+    def take(self, rows: Any) -> BatchRows:
         """Select rows by number; of a range, columns are views too."""
         images = [self.images[row] for row in rows]
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         others = {name: [arrays[row] for row in rows] for name, arrays in self.others.items()}
         columns = {name: values[index] for name, values in self.columns.items()}
-        return Rows(images, others, columns)
+        return BatchRows(images, others, columns)
 
-    def copied(self) -> Rows:
+    def copied(self) -> BatchRows:
         """Copy the rows: a copy does not keep their partition in memory."""
         copies = [image.copy() for image in self.images]
         others = {name: [image.copy() for image in arrays] for name, arrays in self.others.items()}
         columns = {name: values.copy() for name, values in self.columns.items()}
-        return Rows(copies, others, columns)
+        return BatchRows(copies, others, columns)
 
     @classmethod
-    def of(cls, parts: Sequence[Rows], backend: Backend) -> Rows:
+    def of(cls, parts: Sequence[BatchRows], backend: Backend) -> BatchRows:
         """Concatenate rows."""
         columns = {
             name: _concatenate([part.columns[name] for part in parts], name, backend)
@@ -174,7 +174,7 @@ class Rows:
         return cls([image for part in parts for image in part.images], others, columns)
 
 
-def rows_of(frame: Any, image: str, backend: Backend) -> tuple[Rows, list[int]]:
+def rows_of(frame: Any, image: str, backend: Backend) -> tuple[BatchRows, list[int]]:
     """The rows of a partition that have an image in every image column, and their numbers.
 
     Raises
@@ -202,7 +202,7 @@ def rows_of(frame: Any, image: str, backend: Backend) -> tuple[Rows, list[int]]:
                 f"ddf[ddf[{name!r}].notnull()]"
             )
     images = {name: [arrays[row] for row in present] for name, arrays in image_arrays.items()}
-    return Rows(images.pop(image), images, columns), present
+    return BatchRows(images.pop(image), images, columns), present
 
 
 def _concatenate(parts: list[Any], name: str, backend: Backend) -> Any:

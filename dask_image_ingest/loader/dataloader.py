@@ -13,7 +13,7 @@ from dask.system import CPU_COUNT
 from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.worker_share import torch_rank, torch_worker
+from dask_image_ingest.loader.order import torch_rank, torch_worker
 
 try:
     import torch

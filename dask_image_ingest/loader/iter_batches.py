@@ -26,8 +26,8 @@ from dask_image_ingest.arguments import check_flag, number_of_bytes, shown, whol
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.loader.batch_format import (
+    BatchRows,
     Format,
-    Rows,
     batch_of,
     converter,
     parse_normalize,
@@ -148,7 +148,7 @@ class Batches:
         begin = self.position
         source = self._source_to_read()
         depth = source.prefetch() if self._prefetch is None else self._prefetch
-        carried: Rows | None = None
+        carried: BatchRows | None = None
         with source:
             ahead, stream = portions(self._order, begin, source, depth, self._image, self._backend)
             try:
@@ -157,7 +157,7 @@ class Batches:
                     rows, used = portion.rows, 0
                     if carried is not None:
                         used = min(self._size - len(carried), len(rows))
-                        carried = Rows.of([carried, rows.take(range(used))], self._backend)
+                        carried = BatchRows.of([carried, rows.take(range(used))], self._backend)
                         if len(carried) < self._size:
                             del portion, rows
                             continue
@@ -194,7 +194,7 @@ class Batches:
                     return references if large else self._source
         return self._source
 
-    def _batch(self, rows: Rows, convert: bool) -> dict[str, Any]:
+    def _batch(self, rows: BatchRows, convert: bool) -> dict[str, Any]:
         if not convert:
             return {}
         return batch_of(rows, self._image, self._backend, self._convert, self._normalize)
@@ -235,7 +235,7 @@ def _warn_of_empty_shard(partitions: int, shard: tuple[int, int]) -> None:
 class Portion(NamedTuple):
     """Rows of one step of an order."""
 
-    rows: Rows
+    rows: BatchRows
     step: int
     numbers: Sequence[int]  # of each row within the step
     end: Position  # after the last row
@@ -281,7 +281,7 @@ def _shuffled(
     backend: Backend,
 ) -> Generator[Portion, None, None]:
     """Portions of mixed rows, from a buffer of decoded partitions."""
-    buffer: dict[int, Rows] = {}
+    buffer: dict[int, BatchRows] = {}
 
     def read(number: int) -> Size:
         _, future = next(ahead)
@@ -297,7 +297,7 @@ def _shuffled(
             for number, share in shares.items()
         ]
         buffer.pop(step)
-        rows = Rows.of(parts, backend)
+        rows = BatchRows.of(parts, backend)
         del parts
         rows = rows.take(order.mix(step, len(rows)))
         yield _portion_from(begin, step, rows)
@@ -316,7 +316,7 @@ def _warn_of_poor_shuffle(order: Shuffle, step: int, mixed: int) -> None:
         )
 
 
-def _portion_from(begin: Position, step: int, rows: Rows) -> Portion:
+def _portion_from(begin: Position, step: int, rows: BatchRows) -> Portion:
     """Portion of a step's rows, without those before ``begin``."""
     skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
     numbers = range(skip, len(rows))

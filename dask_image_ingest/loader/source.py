@@ -6,15 +6,18 @@ import contextlib
 import functools
 import logging
 import os
+import pickle
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import dask
+import numpy as np
 import pandas as pd
 from distributed import Future as RemoteFuture
-from distributed import secede, wait
+from distributed import Worker, secede, wait
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 
@@ -27,11 +30,87 @@ from dask_image_ingest.dataset import (
     shard_of_partition,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, image_columns
+from dask_image_ingest.frames import (
+    MIN_SHARED_BYTES,
+    backend_of,
+    image_columns,
+    map_block,
+    pixel_memory,
+    this_machine,
+)
 from dask_image_ingest.loader.batch_format import rows_of
 from dask_image_ingest.loader.order import Size
-from dask_image_ingest.loader.shared_memory import map_remote
 from dask_image_ingest.scheduler_plugin import client_that_computes
+
+
+@dataclass(frozen=True)
+class _Pixels:
+    """A block of pixels in shared memory of another process."""
+
+    file: int  # descriptor in that process
+    nbytes: int
+    seal: bytes
+
+
+@dataclass(frozen=True)
+class _Mapping:
+    """A pickled frame, with its pixels as blocks in shared memory of ``process``."""
+
+    process: int
+    frame: bytes
+    buffers: list[bytes | _Pixels]
+
+
+def map_remote(future: RemoteFuture) -> Any:
+    """A finished partition with mapped pixels, without a copy; None if they cannot be mapped.
+
+    The worker must be on this machine and run as the same user, and the pixels must be in shared
+    memory.
+    """
+    client, key = future.client, future.key
+    for worker in client.who_has([future]).get(key, ()):
+        # On errors, such as the death of the worker, the transfer after None raises or retries.
+        replies = client.run(
+            _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
+        )
+        mapping = replies.get(worker)
+        if mapping is None:
+            continue
+        try:
+            buffers = [
+                map_block(mapping.process, buffer.file, buffer.nbytes, buffer.seal)
+                if isinstance(buffer, _Pixels)
+                else buffer
+                for buffer in mapping.buffers
+            ]
+        except OSError:
+            continue
+        # As safe as dask's own transfer: a worker of this cluster pickled it.
+        return pickle.loads(mapping.frame, buffers=buffers)
+    return None
+
+
+def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
+    """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
+    if not machine or machine != this_machine() or key not in dask_worker.data:
+        return None
+    pickled: list[pickle.PickleBuffer] = []
+    frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
+    buffers: list[bytes | _Pixels] = []
+    for buffer in pickled:
+        with buffer.raw() as raw:
+            buffers.append(_as_pixels(raw) or bytes(raw))
+    is_shared = any(isinstance(part, _Pixels) for part in buffers)
+    return _Mapping(os.getpid(), frame, buffers) if is_shared else None
+
+
+def _as_pixels(raw: memoryview) -> _Pixels | None:
+    """The shared block of a buffer; None for small buffers and those in other memory."""
+    if raw.nbytes <= MIN_SHARED_BYTES:
+        return None
+    block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
+    return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)
+
 
 logger = logging.getLogger("dask_image_ingest")
 

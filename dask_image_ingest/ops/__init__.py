@@ -4,11 +4,18 @@ In: a pandas or cuDF frame with a column of images. Out: an array, or the frame 
 Lazy frames run the same functions on each partition.
 """
 
-from dask_image_ingest.ops.batch_function import built
-from dask_image_ingest.ops.channel_stats import add_levels, count_levels, statistics
-from dask_image_ingest.ops.map_batches import MapBatches, make_batch_map
-from dask_image_ingest.ops.resize import encode, encoded_images, small_images
-from dask_image_ingest.ops.stack import first_row, parse_dtype, parse_shape, stack, vectors
+from dask_image_ingest.ops.encoded_images import encode, encoded_images, small_images
+from dask_image_ingest.ops.map_batches import MapBatches, built, make_batch_map
+from dask_image_ingest.ops.stack import (
+    add_levels,
+    count_levels,
+    first_row,
+    parse_dtype,
+    parse_shape,
+    stack,
+    statistics,
+    vectors,
+)
 
 __all__ = [
     "MapBatches",

@@ -4,8 +4,14 @@ In: shards. Out: reports as plain data (JSON) and as text.
 """
 
 from dask_image_ingest.report.collection_report import check_text, describe_text, summarize
-from dask_image_ingest.report.shard_report import inspect_shard, report_of_table
-from dask_image_ingest.report.text import head_text, index_text, number, printable_text
+from dask_image_ingest.report.shard_report import (
+    head_text,
+    index_text,
+    inspect_shard,
+    number,
+    printable_text,
+    report_of_table,
+)
 
 __all__ = [
     "check_text",

@@ -11,8 +11,16 @@ from dask.utils import format_bytes
 
 from dask_image_ingest.decode import printable
 from dask_image_ingest.image_counts import IMAGE, total_images
-from dask_image_ingest.report.shard_report import KEYS, NUMBERS, ShardReport, merge_reports
-from dask_image_ingest.report.text import SKIPPED, common_folder, listing, number
+from dask_image_ingest.report.shard_report import (
+    KEYS,
+    NUMBERS,
+    SKIPPED,
+    ShardReport,
+    common_folder,
+    listing,
+    merge_reports,
+    number,
+)
 from dask_image_ingest.tar import LINKS
 
 _PROBLEMS = {

@@ -6,9 +6,8 @@ decompressed bytes of each.
 
 from dask_image_ingest.storage.listing import common_root, find_shards, folders_in, natural_order
 from dask_image_ingest.storage.open import open_file, open_late, open_shard
+from dask_image_ingest.storage.output import open_output
 from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
-from dask_image_ingest.storage.output.open import open_output
-from dask_image_ingest.storage.output.sources import refuse_sources
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
     EXPORT_ADVICE,
@@ -21,18 +20,18 @@ from dask_image_ingest.storage.output.store import (
 from dask_image_ingest.storage.output.swap import (
     JOURNAL,
     REPLACEMENT,
+    refuse_sources,
     refuse_unfinished,
     replacement_of,
     swap,
 )
-from dask_image_ingest.storage.parquet_file import ParquetSource, Rows, open_parquet
+from dask_image_ingest.storage.parquet_file import ParquetSource, RowSpan, open_parquet
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
     FileKind,
     has_random_access,
 )
-from dask_image_ingest.storage.pipe import is_pipe, with_permission
 from dask_image_ingest.storage.reader import (
     ByteReader,
     LazyBytes,
@@ -56,6 +55,7 @@ from dask_image_ingest.storage.sidecar_files import (
     shard_name,
 )
 from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
+from dask_image_ingest.storage.streams import is_pipe, with_pipes_allowed
 
 __all__ = [
     "CHECKPOINT_ADVICE",
@@ -78,7 +78,7 @@ __all__ = [
     "OutputStore",
     "ParquetSource",
     "ReaderFile",
-    "Rows",
+    "RowSpan",
     "Shard",
     "acquire",
     "as_reader",
@@ -111,5 +111,5 @@ __all__ = [
     "shard_name",
     "swap",
     "translate_write_errors",
-    "with_permission",
+    "with_pipes_allowed",
 ]

@@ -15,9 +15,9 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
     safe_cause,
 )
-from dask_image_ingest.storage.pipe import without_permission
 from dask_image_ingest.storage.settings import Settings, configured_settings
 from dask_image_ingest.storage.shard import as_sent, is_web, local_path
+from dask_image_ingest.storage.streams import without_pipes_allowed
 
 
 def with_web_options(url: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
         )
     try:
         links = (as_sent(link) if is_web(link) else link for link in url.split("::"))
-        options = with_web_options(url, without_permission(storage_options))
+        options = with_web_options(url, without_pipes_allowed(storage_options))
         return url_to_fs("::".join(links), **options)
     except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: an option twice
         protocol = url.partition("://")[0].rpartition("::")[2]

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
+from dask_image_ingest.computing import LISTED, count, listing
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.progress_bar import LISTED, count, listing
-from dask_image_ingest.storage.local import refuse_special
+from dask_image_ingest.storage.open import refuse_special
 from dask_image_ingest.storage.patterns import (
     SHARDS,
     FileKind,
@@ -26,9 +26,9 @@ from dask_image_ingest.storage.patterns import (
     glob_root,
     is_glob,
 )
-from dask_image_ingest.storage.pipe import is_pipe, refuse_pipes
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
 from dask_image_ingest.storage.shard import Shard, is_web, local_path
+from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
 from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 _ANY_DEPTH = "**"

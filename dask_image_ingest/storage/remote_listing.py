@@ -5,8 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
+from dask_image_ingest.computing import LISTED, count
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.progress_bar import LISTED, count
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
 from dask_image_ingest.storage.patterns import SHARDS, FileKind, LeftOut, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of

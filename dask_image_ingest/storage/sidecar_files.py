@@ -9,12 +9,11 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
+from dask_image_ingest.computing import listing
 from dask_image_ingest.errors import ShardNotFoundError
-from dask_image_ingest.progress_bar import listing
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, translate_errors
 from dask_image_ingest.storage.listing import find_local_file
 from dask_image_ingest.storage.patterns import COMBINED_INDEX, without_suffix
-from dask_image_ingest.storage.pipe import is_pipe
 from dask_image_ingest.storage.remote import call_fsspec
 from dask_image_ingest.storage.remote_listing import (
     WORTH_A_LISTING,
@@ -26,6 +25,7 @@ from dask_image_ingest.storage.remote_listing import (
     shard_of,
 )
 from dask_image_ingest.storage.shard import Shard, is_web, local_path, split_url
+from dask_image_ingest.storage.streams import is_pipe
 from dask_image_ingest.url_secrets import is_signed, url_identity
 
 logger = logging.getLogger("dask_image_ingest")

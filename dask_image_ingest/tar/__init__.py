@@ -16,9 +16,8 @@ from dask_image_ingest.tar.content import (
     read_member,
     too_large_error,
 )
-from dask_image_ingest.tar.headers import SparseMember
 from dask_image_ingest.tar.index import index_head, index_tar
-from dask_image_ingest.tar.scan import Damage
+from dask_image_ingest.tar.scan import Damage, SparseMember
 from dask_image_ingest.tar.shard_index import (
     FIELDS,
     LINKS,

@@ -2,14 +2,194 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
 
 from dask_image_ingest.storage import ByteReader, LazyBytes, as_reader
-from dask_image_ingest.tar.grouping import group, links_of_samples
-from dask_image_ingest.tar.headers import BLOCK, checksum_holds
-from dask_image_ingest.tar.scan import Damage, Member, TarScan, plain_name
-from dask_image_ingest.tar.shard_index import ShardIndex, Skipped
+from dask_image_ingest.tar.scan import (
+    BLOCK,
+    Damage,
+    Link,
+    Member,
+    TarScan,
+    checksum_holds,
+    plain_name,
+)
+from dask_image_ingest.tar.shard_index import Places, ShardIndex, Skipped
+
+# Key, extension, offset and size of a member.
+_Named = tuple[str, str, int, int]
+
+# Both from webdataset: base_plus_ext and skip_meta in its module tariterators.
+_KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
+_META = re.compile(r"__[^/]*__($|/)")
+
+# Files that macOS puts beside others: resource forks (AppleDouble), and what Finder remembers.
+_MACOS = re.compile(r"(?:.*/|)(?:[.]_[^/]*|[.]DS_Store)$", re.DOTALL)
+
+
+class Grouped(NamedTuple):
+    """The samples of a shard; fields as the parameters of `ShardIndex`."""
+
+    keys: list[str]
+    places: dict[str, Places]
+    duplicates: dict[int, tuple[str, ...]]
+    interleaved: tuple[str, ...]
+    repeated: tuple[str, ...]
+    members: int
+    skipped: dict[str, Skipped]
+
+
+def group(batches: Iterable[list[Member]]) -> Grouped:
+    """Group members into samples by the rule of `index_tar`."""
+    keys: list[str] = []
+    # Key → row of its latest sample.
+    latest: dict[str, int] = {}
+    # Extension → row → position in offsets and sizes. No object per member, since Python's garbage
+    # collector would traverse all of them again and again.
+    members: dict[str, dict[int, int]] = defaultdict(dict)
+    offsets, sizes = array("q"), array("q")
+    duplicates: dict[int, tuple[str, ...]] = {}
+    interleaved: dict[str, None] = {}
+    repeated: dict[str, None] = {}
+    lower_case = _LowerCase()
+    skipped: dict[str, Skipped] = {}
+    count = 0
+    current, row = "", 0
+    # Extensions that were joined to the sample since its key reappeared; None if it did not.
+    joined: set[str] | None = None
+    for batch in batches:
+        count += len(batch)
+        named = _split_names(batch, lower_case, skipped)
+        first = len(offsets)
+        offsets.extend([offset for _, _, offset, _ in named])
+        sizes.extend([size for _, _, _, size in named])
+        for number, (key, extension, _, _) in enumerate(named, first):
+            if key != current:
+                current = key
+                if key in latest:
+                    row, joined = latest[key], set()
+                    interleaved[key] = None
+                else:
+                    latest[key] = row = len(keys)
+                    keys.append(key)
+                    joined = None
+            rows = members[extension]
+            if row in rows:
+                if joined is None or extension in joined:
+                    repeats = duplicates.get(row, ())
+                    if extension not in repeats:
+                        duplicates[row] = (*repeats, extension)
+                    continue
+                # The key begins a second sample: members joined to the first one belong to it.
+                latest[key] = len(keys)
+                _move(members, duplicates, joined, row, len(keys))
+                row, joined = len(keys), None
+                keys.append(key)
+                repeated[key] = None
+            rows[row] = number
+            if joined is not None:
+                joined.add(extension)
+    return Grouped(
+        keys,
+        _places(members, np.array(offsets, np.int64), np.array(sizes, np.int64)),
+        duplicates,
+        tuple(key for key in interleaved if key not in repeated),
+        tuple(repeated),
+        count,
+        skipped,
+    )
+
+
+def links_of_samples(keys: Sequence[str], links: Iterable[Link]) -> dict[int, dict[str, str]]:
+    """Row → extension → description of each link that stands in place of a sample's member."""
+    rows = {key: row for row, key in enumerate(keys)} if links else {}
+    found: dict[int, dict[str, str]] = {}
+    for link in links:
+        parts = _split_name(link.name)
+        if not isinstance(parts, str) and parts[0] in rows:
+            found.setdefault(rows[parts[0]], {})[parts[1].lower()] = link.described()
+    return found
+
+
+class _LowerCase(dict[str, str]):
+    """Extension → lower case; the same string object each time, to save memory."""
+
+    def __missing__(self, extension: str) -> str:
+        return self.setdefault(extension, extension.lower())
+
+
+def _split_names(
+    members: list[Member], lower_case: _LowerCase, skipped: dict[str, Skipped]
+) -> list[_Named]:
+    """Split names into key and extension; drop members that belong to no sample, and count them."""
+    named = []
+    # The last key, the prefix of its names, and its length; it matches no name at first.
+    key, prefix, length = "", "/", 0
+    for name, offset, size in members:
+        # Fast path: most members follow another one of their sample.
+        if name[:length] == prefix and "/" not in (extension := name[length:]):
+            named.append((key, lower_case[extension], offset, size))
+            continue
+        start = name.rfind("/") + 1
+        dot = name.find(".", start)
+        if dot > start and name[0] != "_" and "\n" not in name:
+            length = dot + 1
+            key, prefix = name[:dot], name[:length]
+            named.append((key, lower_case[name[length:]], offset, size))
+            continue
+        parts = _split_name(name)
+        if isinstance(parts, str):
+            skipped[parts] = skipped.get(parts, Skipped(0, name)).and_another()
+        else:
+            named.append((parts[0], lower_case[parts[1]], offset, size))
+    return named
+
+
+def _split_name(name: str) -> tuple[str, str] | str:
+    """Key and extension; for a member of no sample a code that says why."""
+    if _MACOS.match(name):
+        return "macos"
+    if _META.match(name) or (name.startswith("__") and name.endswith("__") and "/" not in name):
+        return "meta"
+    match = _KEY_AND_EXTENSION.match(name)
+    return (match[1], match[2]) if match else "no-extension"
+
+
+def _move(
+    members: dict[str, dict[int, int]],
+    duplicates: dict[int, tuple[str, ...]],
+    extensions: set[str],
+    row: int,
+    to: int,
+) -> None:
+    """Move the members of these extensions, with their duplicates, from one row to another."""
+    for extension in extensions:
+        members[extension][to] = members[extension].pop(row)
+    repeats = duplicates.pop(row, ())
+    for target, is_moved in (row, False), (to, True):
+        if own := tuple(name for name in repeats if (name in extensions) is is_moved):
+            duplicates[target] = own
+
+
+def _places(
+    members: dict[str, dict[int, int]], offsets: np.ndarray, sizes: np.ndarray
+) -> dict[str, Places]:
+    places = {}
+    for extension, numbers in members.items():
+        rows = np.fromiter(numbers.keys(), np.int64, len(numbers))
+        positions = np.fromiter(numbers.values(), np.int64, len(numbers))
+        if (rows[1:] < rows[:-1]).any():
+            order = np.argsort(rows)
+            rows, positions = rows[order], positions[order]
+        places[extension] = Places(rows, offsets[positions], sizes[positions])
+    return places
 
 
 def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:

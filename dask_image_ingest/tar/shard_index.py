@@ -11,8 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.tar.headers import SparseMember
-from dask_image_ingest.tar.scan import Damage
+from dask_image_ingest.tar.scan import Damage, SparseMember
 
 #: Fields of every member.
 SPAN_FIELDS = {"offset": pa.int64(), "size": pa.int64()}

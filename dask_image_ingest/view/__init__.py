@@ -3,12 +3,10 @@
 In: a frame, of which only the rows shown are decoded. Out: HTML that needs no other file.
 """
 
-from dask_image_ingest.view.cards import Thumbnails
 from dask_image_ingest.view.gallery import gallery, refuse_source
-from dask_image_ingest.view.page import columns_chart, page, write_page
+from dask_image_ingest.view.page import Thumbnails, columns_chart, page, write_page
 from dask_image_ingest.view.references import references_of_images
-from dask_image_ingest.view.sample import first_rows
-from dask_image_ingest.view.thumbnails import make_thumbnails
+from dask_image_ingest.view.thumbnails import first_rows, make_thumbnails
 
 __all__ = [
     "Thumbnails",

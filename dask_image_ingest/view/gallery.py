@@ -33,8 +33,14 @@ from dask_image_ingest.image_counts import (
     total_images,
 )
 from dask_image_ingest.storage import refuse_sources, shard_name
-from dask_image_ingest.view.cards import Thumbnails
-from dask_image_ingest.view.page import bars_chart, columns_chart, page, refuse_no_page, write_page
+from dask_image_ingest.view.page import (
+    Thumbnails,
+    bars_chart,
+    columns_chart,
+    page,
+    refuse_no_page,
+    write_page,
+)
 from dask_image_ingest.view.references import decode_references, references_of_images
 from dask_image_ingest.view.thumbnails import make_thumbnails
 

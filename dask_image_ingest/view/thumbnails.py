@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
 from typing import Any
 
+import dask
+import numpy as np
 import pandas as pd
+from dask.dataframe.dispatch import concat
 from dask.utils import format_bytes
 
 from dask_image_ingest.arguments import (
@@ -18,13 +22,105 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import LOCATION_COLUMNS
 from dask_image_ingest.decode import LARGEST_SIZE
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.url_secrets import without_secrets
-from dask_image_ingest.view.cards import Card, Thumbnails
-from dask_image_ingest.view.labels import overlay_labels
+from dask_image_ingest.view.page import Card, Thumbnails
 from dask_image_ingest.view.references import at_size, decode_small, references_of_images
-from dask_image_ingest.view.sample import first_rows, spread_rows
+
+# Partitions that `spread_rows` computes, at most.
+_MAX_PARTITIONS = 25
+
+
+def first_rows(frame: Any, n: int) -> Any:
+    """The first ``n`` rows, computed from few partitions."""
+    if not isinstance(frame, FrameBase):
+        return frame.head(n)
+    parts: list[Any] = []
+    # Double the number of partitions each time: a filter may leave many of them empty.
+    start, count = 0, 1
+    while start < frame.npartitions and (not parts or sum(map(len, parts)) < n):
+        stop = min(start + count, frame.npartitions)
+        parts += dask.compute(*_heads(frame, range(start, stop), n))
+        start, count = stop, 2 * count
+    return concat(parts).head(n)
+
+
+def spread_rows(frame: Any, n: int) -> Any:
+    """Compute ``n`` rows from all over the frame, in its order."""
+    if not isinstance(frame, FrameBase):
+        shown = min(n, len(frame))
+        return frame.iloc[[row * len(frame) // shown for row in range(shown)]]
+    count = min(frame.npartitions, n, _MAX_PARTITIONS)
+    chosen = [frame.npartitions * i // count for i in range(count)]
+    parts = dask.compute(*_heads(frame, chosen, n))
+    lengths = _split_evenly([len(part) for part in parts], n)
+    rows = concat([part.head(length) for length, part in zip(lengths, parts, strict=True)])
+    return rows if len(rows) == n else first_rows(frame, n)
+
+
+def _split_evenly(available: Sequence[int], n: int) -> list[int]:
+    """Divide ``n`` as evenly as possible among parts of which so many rows are ``available``."""
+    shares = [0] * len(available)
+    while n and shares != list(available):
+        for i, most in enumerate(available):
+            if n and shares[i] < most:
+                shares[i], n = shares[i] + 1, n - 1
+    return shares
+
+
+def _heads(frame: Any, partitions: Sequence[int], n: int) -> list[Any]:
+    return [frame.partitions[number].head(n, compute=False) for number in partitions]
+
+
+def overlay_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
+    """Blend the colours of a mask's labels into an image, at 50 %; label 0 is transparent.
+
+    Parameters
+    ----------
+    image
+        uint8 (height, width, channels).
+    labels
+        uint8 (rows, columns, 1), the mask at any size; scaled by the nearest pixel.
+
+    Returns
+    -------
+    array, shape (height, width, 3), uint8
+
+    Raises
+    ------
+    ArgumentError
+        If the mask has more than one channel, or is not of uint8.
+    """
+    if labels.shape[2] != 1 or labels.dtype != np.uint8:
+        raise ArgumentError(
+            f"mask= names a column of {labels.dtype} with {labels.shape[2]} channels: read it with "
+            "ImageColumn(..., mode='labels')"
+        )
+    height, width = image.shape[:2]
+    rows, columns = (
+        (np.arange(length) * 2 + 1) * stored // (2 * length)
+        for length, stored in zip((height, width), labels.shape[:2], strict=True)
+    )
+    label = labels[rows[:, None], columns[None], 0]
+    rgb = image[:, :, :3] if image.shape[2] >= 3 else image[:, :, :1].repeat(3, axis=2)
+    blended = (rgb.astype(np.uint16) + palette()[label]) // 2
+    return np.where(label[:, :, None] > 0, blended, rgb).astype(np.uint8)
+
+
+@functools.cache
+def palette() -> np.ndarray:
+    """Colours of labels 0 to 255, uint8 (256, 3), as in Pascal VOC.
+
+    https://host.robots.ox.ac.uk/pascal/VOC/voc2012/htmldoc/devkit_doc.html
+    """
+    colors = np.zeros((256, 3), np.uint8)
+    for label in range(256):
+        for bit in range(8):
+            colors[label, bit % 3] |= (label >> bit & 1) << (7 - bit // 3)
+    return colors
+
 
 _HEADER = ("format", "height", "width", "nbytes")
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.plan.scan_node import Scan
-from dask_image_ingest.dataset.scan import open_samples as opening
+from dask_image_ingest.dataset.scan import samples as opening
 from dask_image_ingest.frames import get_backend
 
 

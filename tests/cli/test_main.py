@@ -20,7 +20,7 @@ from tars import tar
 
 import dask_image_ingest
 from dask_image_ingest import cli, read_webdataset_images
-from dask_image_ingest.cli.parser import make_parser
+from dask_image_ingest.cli.main import make_parser
 from dask_image_ingest.cli.verbs import WRONG_ARGUMENTS
 
 

@@ -17,7 +17,7 @@ from hand_started import HandStarted, packages_without
 from processes import SECONDS, until
 
 import dask_image_ingest as dii
-from dask_image_ingest import progress_bar, scheduler_plugin
+from dask_image_ingest import computing, scheduler_plugin
 from dask_image_ingest.environment import environment
 
 pytestmark = pytest.mark.slow
@@ -93,8 +93,8 @@ def test_a_scheduler_that_lacks_the_package_is_an_error(tmp_path, bare, shards, 
         ):
             read(shards).compute()
         # What does not need the package has its line all the same.
-        monkeypatch.setattr(progress_bar, "_PATIENCE", 0.1)
-        monkeypatch.setattr(progress_bar, "_EVERY", 0.1)
+        monkeypatch.setattr(computing, "_PATIENCE", 0.1)
+        monkeypatch.setattr(computing, "_EVERY", 0.1)
         out = io.StringIO()
         with cluster.client(1), dii.progress(out):
             assert delayed(lambda: time.sleep(0.5) or 3)().compute() == 3

@@ -8,8 +8,8 @@ import played_dali
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.cluster import local, warm
-from dask_image_ingest.decode import decoders
+from dask_image_ingest.cluster import local, prepare
+from dask_image_ingest.decode import planner
 
 
 class Started(Exception):
@@ -76,11 +76,11 @@ def test_without_a_gpu_there_is_no_worker_to_start(monkeypatch):
 
 def test_a_pipeline_is_there_before_the_first_task(monkeypatch):
     made = played_dali.play(monkeypatch)
-    monkeypatch.setattr(decoders, "current_device", lambda: 0)
-    decoders._decoders.cache_clear()
-    warm.warm_up("gpu")
-    warm.end_warm_up()
-    decoders._decoders.cache_clear()
+    monkeypatch.setattr(planner, "current_device", lambda: 0)
+    planner._decoders.cache_clear()
+    prepare.warm_up("gpu")
+    prepare.end_warm_up()
+    planner._decoders.cache_clear()
     (pipeline,) = made
     assert pipeline.options["device_id"] == 0
     assert [len(batch) for batch in pipeline.fed] == [256, 1]
@@ -94,7 +94,7 @@ def test_a_gpu_without_room_for_it_ends_no_worker(monkeypatch):
     def fails():
         raise RuntimeError("CUDA allocation failed")
 
-    monkeypatch.setattr(decoders, "current_device", fails)
-    warm.warm_up("gpu")
-    warm.end_warm_up()
+    monkeypatch.setattr(planner, "current_device", fails)
+    prepare.warm_up("gpu")
+    prepare.end_warm_up()
     assert not uncaught

@@ -15,7 +15,7 @@ from distributed import Client
 from processes import SECONDS
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode.resources import decode_threads
+from dask_image_ingest.decode.dali import decode_threads
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
 

@@ -12,7 +12,7 @@ from hand_started import HandStarted, packages_without
 from processes import SECONDS, until
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode.resources import decode_threads
+from dask_image_ingest.decode.dali import decode_threads
 from dask_image_ingest.environment import environment
 
 pytestmark = pytest.mark.slow
@@ -28,10 +28,10 @@ def cluster(tmp_path):
 
 def is_warm() -> bool:
     """Whether this process has decoded something."""
-    warm = sys.modules.get("dask_image_ingest.cluster.warm")
+    warm = sys.modules.get("dask_image_ingest.cluster.prepare")
     return (
         warm is not None
-        and "dask_image_ingest.decode.decoders" in sys.modules
+        and "dask_image_ingest.decode.planner" in sys.modules
         and len(warm._warming) == 1
         and not warm._warming[0].is_alive()
     )

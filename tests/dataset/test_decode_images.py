@@ -12,7 +12,7 @@ from PIL import Image
 from tars import sparse_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.late import decode as late
+from dask_image_ingest.dataset.references import fetch as late
 
 LOCATION_COLUMNS = ["__url__", "offset", "nbytes"]
 

@@ -14,7 +14,7 @@ import pytest
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.plan.scan_node import Scan
-from dask_image_ingest.dataset.scan import open_samples, partitioning, samples
+from dask_image_ingest.dataset.scan import partitioning, samples
 from dask_image_ingest.decode.planner import Schedule
 from dask_image_ingest.storage import ByteReader
 
@@ -63,12 +63,12 @@ def work(monkeypatch):
         original.assign(self, row, header, batch)
 
     original = SimpleNamespace(
-        index_tar=open_samples.index_tar,
+        index_tar=samples.index_tar,
         read_header=samples.read_header,
         read_member=samples.read_member,
         assign=Schedule._assign,
     )
-    monkeypatch.setattr(open_samples, "index_tar", index_tar)
+    monkeypatch.setattr(samples, "index_tar", index_tar)
     monkeypatch.setattr(samples, "read_header", read_header)
     monkeypatch.setattr(samples, "read_member", read_text)
     monkeypatch.setattr(Schedule, "_assign", assign)

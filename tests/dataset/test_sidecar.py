@@ -17,7 +17,7 @@ from pyarrow import parquet
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import open_samples, sidecar
+from dask_image_ingest.dataset.scan import samples, sidecar
 from dask_image_ingest.storage import parquet_file
 
 # As img2dataset 1.47 writes them; columns of its input come first.
@@ -82,7 +82,7 @@ def work(monkeypatch):
     """Counts tars and sidecars that tasks open, and row groups that they read of each column."""
     counts: Counter = Counter()
     original = {
-        "tars": open_samples.open_shard,
+        "tars": samples.open_shard,
         "sidecars": sidecar.open_parquet,
         "groups": parquet_file.ParquetSource.read_rows,
     }
@@ -99,7 +99,7 @@ def work(monkeypatch):
         counts[column] += len(spans)
         return original["groups"](self, column, spans, *args)
 
-    monkeypatch.setattr(open_samples, "open_shard", open_tar)
+    monkeypatch.setattr(samples, "open_shard", open_tar)
     monkeypatch.setattr(sidecar, "open_parquet", open_parquet)
     monkeypatch.setattr(parquet_file.ParquetSource, "read_rows", read_rows)
     return counts

@@ -9,7 +9,7 @@ from corpus import bad_images, images
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import open_samples, samples
+from dask_image_ingest.dataset.scan import samples
 from dask_image_ingest.frames import encoded_memory, pandas_backend
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
@@ -65,7 +65,7 @@ def assert_same(one, other):
 
 def bit_by_bit(monkeypatch, path, ahead, **options):
     with monkeypatch.context() as patched:
-        for module in (open_samples, samples):
+        for module in (samples, samples):
             patched.setattr(module, "encoded_memory", lambda _: None)
         before = len(ahead)
         frame = read(path, **options)

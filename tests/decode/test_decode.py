@@ -102,7 +102,7 @@ def test_random_transforms_give_the_same_on_threads_as_one_by_one(mixed):
 FORKS = """
 import gc, os, signal, sys, warnings
 import dask_image_ingest as dii
-from dask_image_ingest.decode import decoders
+from dask_image_ingest.decode import planner
 
 warnings.simplefilter("ignore")  # Python's own, of forks in processes with threads
 
@@ -125,7 +125,7 @@ if not child:
         same = all((images == wanted).all() for images, wanted in zip(read(), want, strict=True))
         assert same, "the fork has read something else"
         # What the parent had goes, and so does the fork in the end.
-        decoders._decoders.cache_clear()
+        planner._decoders.cache_clear()
         gc.collect()
     sys.exit(0)
 assert os.waitpid(child, 0)[1] == 0, "the fork hung, crashed, or read something else"

@@ -10,10 +10,9 @@ from synthetic import encode, photograph
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode import EncodedImages, planner
-from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused
+from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused, is_gpu_failure
+from dask_image_ingest.decode.decode_spec import DecodeSpec, make_decode_spec
 from dask_image_ingest.decode.formats.header import Header
-from dask_image_ingest.decode.gpu import is_gpu_failure
-from dask_image_ingest.decode.options import DecodeSpec, make_decode_spec
 
 PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
 

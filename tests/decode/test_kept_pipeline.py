@@ -8,7 +8,7 @@ from PIL import Image
 from synthetic import encode, photograph
 
 from dask_image_ingest.decode.dali import DaliDecoder, Refused
-from dask_image_ingest.decode.options import DecodeSpec, Mode
+from dask_image_ingest.decode.decode_spec import DecodeSpec, Mode
 
 
 def flat(image):

@@ -168,7 +168,7 @@ def test_dali_makes_almost_the_same_pixels(how):
 
 
 def test_dali_does_not_resize_on_a_cpu():
-    from dask_image_ingest.decode.decoders import DecoderSet
+    from dask_image_ingest.decode.planner import DecoderSet
 
     decoders = DecoderSet(DecodeSpec(size=(8, 9)))
     image = np.frombuffer(save(picture("RGB"), "JPEG"), np.uint8)

@@ -20,8 +20,7 @@ from witnesses import contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import run
-from dask_image_ingest.export.write import shard
+from dask_image_ingest.export import run, write_shards
 from dask_image_ingest.storage.output import local_store
 
 
@@ -117,8 +116,10 @@ def test_a_stopped_export_goes_on_where_it_stopped(
         export(table, out)
     monkeypatch.undo()
     written = []
-    write = shard.copy_members
-    monkeypatch.setattr(shard, "copy_members", lambda *args: written.append(args) or write(*args))
+    write = write_shards.copy_members
+    monkeypatch.setattr(
+        write_shards, "copy_members", lambda *args: written.append(args) or write(*args)
+    )
     monkeypatch.setattr(run, "stage_frame", None)  # the plan is there already
     export(table, out, resume=True)
     assert len(written) == 5 - (number - 1)
@@ -148,8 +149,10 @@ def test_a_missing_shard_of_a_finished_export_is_written_again(table, out, monke
     (out / "002.tar").unlink()
     os.truncate(out / "003.parquet", 10)
     written = []
-    write = shard.copy_members
-    monkeypatch.setattr(shard, "copy_members", lambda *args: written.append(args) or write(*args))
+    write = write_shards.copy_members
+    monkeypatch.setattr(
+        write_shards, "copy_members", lambda *args: written.append(args) or write(*args)
+    )
     export(table, out, resume=True)
     assert contents(out) == expected
     assert len(written) == 2
@@ -319,7 +322,7 @@ def test_the_second_of_two_writers_is_refused(table, out, monkeypatch):
 def test_a_task_that_outlived_its_export_changes_nothing_of_a_later_one(table, out, monkeypatch):
     # The same samples with other scores: the same plan.
     contexts, copying, going_on = [], threading.Event(), threading.Event()
-    write_shard, copy_members = run.write_shard, shard.copy_members
+    write_shard, copy_members = run.write_shard, write_shards.copy_members
 
     def killed(number, context):
         contexts.append(context)
@@ -342,11 +345,11 @@ def test_a_task_that_outlived_its_export_changes_nothing_of_a_later_one(table, o
     with pytest.raises(Stopped):
         export(table.assign(score=1), out)
     monkeypatch.setattr(run, "write_shard", write_shard)
-    monkeypatch.setattr(shard, "copy_members", slow)
+    monkeypatch.setattr(write_shards, "copy_members", slow)
     task = threading.Thread(target=outlive, args=(contexts[0],))
     task.start()
     assert copying.wait(60)
-    monkeypatch.setattr(shard, "copy_members", copy_members)
+    monkeypatch.setattr(write_shards, "copy_members", copy_members)
     export(table.assign(score=2), out, overwrite=True)
     expected = contents(out)
     going_on.set()

@@ -14,8 +14,8 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export.write import copy
-from dask_image_ingest.export.write.copy import TarWriter
+from dask_image_ingest.export import write_shards
+from dask_image_ingest.export.write_shards import TarWriter
 
 # Members of random bytes, whatever their extension: as columns they have no text.
 pytestmark = pytest.mark.filterwarnings("ignore:.*became null")
@@ -103,10 +103,10 @@ def test_a_shard_is_not_in_memory_while_it_is_written(tmp_path):
 @pytest.mark.rounds(4, nightly=60)
 def test_members_of_any_size_in_any_order_with_anything_between(seed, rng, tmp_path, monkeypatch):
     """Few bytes at once, so that runs, pieces and blocks end in all places."""
-    monkeypatch.setattr(copy, "AT_ONCE", rng.choice([1, 700, 5000]))
-    monkeypatch.setattr(copy, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
-    monkeypatch.setattr(copy, "_GAP", rng.choice([0, 512, 2000]))
-    monkeypatch.setattr(copy, "_LARGE", rng.choice([6000, 20_000]))
+    monkeypatch.setattr(write_shards, "AT_ONCE", rng.choice([1, 700, 5000]))
+    monkeypatch.setattr(write_shards, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
+    monkeypatch.setattr(write_shards, "_GAP", rng.choice([0, 512, 2000]))
+    monkeypatch.setattr(write_shards, "_LARGE", rng.choice([6000, 20_000]))
     sizes = [0, 0, 0, 1, 511, 512, 513, 3000, 6001, 30_000]
     samples = {}
     for shard in range(3):
@@ -132,9 +132,11 @@ def test_neighbours_are_read_together(tmp_path, monkeypatch):
     frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
     rows = frame.drop(columns=["image", "error"]).compute()
     reads = []
-    coalesce = copy._coalesce
+    coalesce = write_shards._coalesce
     monkeypatch.setattr(
-        copy, "_coalesce", lambda *args: (reads.append(one) or one for one in coalesce(*args))
+        write_shards,
+        "_coalesce",
+        lambda *args: (reads.append(one) or one for one in coalesce(*args)),
     )
     dii.to_webdataset(rows, tmp_path / "out" / "{shard}.tar")
     assert 1 < len(reads) <= 4  # of 600 kB

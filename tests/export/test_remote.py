@@ -18,8 +18,7 @@ from witnesses import by_webdataset, contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import run
-from dask_image_ingest.export.write import shard
+from dask_image_ingest.export import run, write_shards
 from dask_image_ingest.storage.output import remote_store
 
 pytestmark = pytest.mark.slow
@@ -124,8 +123,10 @@ def test_a_failing_upload_is_told_and_loses_nothing(table, remote, monkeypatch):
     assert all(there[name] == expected[name] for name in there if name.endswith(".tar"))
     assert "_manifest.json" not in there
     written = []
-    write = shard.copy_members
-    monkeypatch.setattr(shard, "copy_members", lambda *args: written.append(args) or write(*args))
+    write = write_shards.copy_members
+    monkeypatch.setattr(
+        write_shards, "copy_members", lambda *args: written.append(args) or write(*args)
+    )
     export(table, remote, resume=True)
     assert len(written) == 3
     assert files(remote) == expected

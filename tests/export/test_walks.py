@@ -16,8 +16,8 @@ from tars import tar
 from witnesses import shards_in
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import take_cached_scan
-from dask_image_ingest.dataset.scan import open_samples
+from dask_image_ingest.dataset import handed_over_index
+from dask_image_ingest.dataset.scan import samples
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export import run
 from dask_image_ingest.export.plan import locate
@@ -37,7 +37,7 @@ def walks(monkeypatch):
 
         monkeypatch.setattr(module, "index_tar", counted)
 
-    counting(open_samples, "read")
+    counting(samples, "read")
     counting(locate, "export")
     return counts
 
@@ -142,7 +142,7 @@ def test_a_source_that_is_replaced_between_its_parts_is_an_error(shards, tmp_pat
     source = Path(shutil.copy(shards[0], tmp_path / "in.tar"))
     frame = dii.read_webdataset_images(source, backend="pandas", partition_size=1)
     assert frame.npartitions > 1
-    walk = open_samples.index_tar
+    walk = samples.index_tar
 
     def replacing(*args):
         found = walk(*args)
@@ -151,7 +151,7 @@ def test_a_source_that_is_replaced_between_its_parts_is_an_error(shards, tmp_pat
         return found
 
     times = [1]
-    monkeypatch.setattr(open_samples, "index_tar", replacing)
+    monkeypatch.setattr(samples, "index_tar", replacing)
     with dask.config.set(scheduler="sync"), pytest.raises(ShardError, match="changed"):
         export(frame, tmp_path / "out")
     assert not shards_in(tmp_path / "out")
@@ -160,7 +160,7 @@ def test_a_source_that_is_replaced_between_its_parts_is_an_error(shards, tmp_pat
 def test_an_export_leaves_no_index_behind(read, tmp_path):
     with dask.config.set(scheduler="sync"):
         export(read(), tmp_path / "out")
-    assert take_cached_scan() is None
+    assert handed_over_index() is None
 
 
 def assert_same(tmp_path):

@@ -130,7 +130,7 @@ def dali_input(content):
 
 def new_decoder():
     from dask_image_ingest.decode.dali import DaliDecoder
-    from dask_image_ingest.decode.options import DecodeSpec
+    from dask_image_ingest.decode.decode_spec import DecodeSpec
 
     return DaliDecoder(DecodeSpec(device="gpu"), "encoded")
 

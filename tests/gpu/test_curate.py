@@ -6,8 +6,8 @@ import pytest
 from synthetic import encode, photograph, write_shard
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate.pixels.pdq import pdq
-from dask_image_ingest.curate.pixels.signals import PIXEL_SIGNALS, pixel_signals
+from dask_image_ingest.curate.fingerprints import pdq
+from dask_image_ingest.curate.quality import PIXEL_SIGNALS, pixel_signals
 
 cupy = pytest.importorskip("cupy")
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dask_image_ingest.dataset.scan import first_shard, open_samples
+from dask_image_ingest.dataset.scan import partitioning, samples
 
 
 @pytest.fixture
@@ -12,5 +12,5 @@ def no_scan(monkeypatch):
     def fail(*args):
         raise AssertionError("a tar was scanned")
 
-    monkeypatch.setattr(open_samples, "index_tar", fail)
-    monkeypatch.setattr(first_shard, "index_head", fail)
+    monkeypatch.setattr(samples, "index_tar", fail)
+    monkeypatch.setattr(partitioning, "index_head", fail)

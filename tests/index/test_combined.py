@@ -19,7 +19,7 @@ from synthetic import write_shards
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.index import open_index
+from dask_image_ingest.index import discovery
 from dask_image_ingest.storage.output.local_store import LocalStore
 
 SHARDS, SAMPLES = 6, 8
@@ -203,8 +203,8 @@ def test_a_disk_that_fails_loses_no_shard_of_an_existing_one(shards, combined, f
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         return pread(descriptor, *args)
 
-    open_index._tables.clear()
-    open_index._recent.forget()
+    discovery._tables.clear()
+    discovery._recent.forget()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "pread", fail)
         with pytest.raises(dii.ShardError, match=r"_index\.parquet .*Input/output error"):
@@ -293,7 +293,7 @@ def test_a_damaged_column_costs_a_scan_and_no_row(shards, combined):
 def test_one_that_is_replaced_during_a_job_costs_no_row(shards, combined):
     ddf = read(shards)
     dii.write_index(shards, combined=True, overwrite=True)
-    open_index._recent.forget()
+    discovery._recent.forget()
     with pytest.warns(UserWarning, match=r"_index\.parquet has changed since it was listed"):
         assert ddf["txt"].compute().tolist() == ALL
     assert captions(shards, index=True) == ALL
@@ -355,8 +355,8 @@ def test_a_web_server_is_asked_for_it_alone(shards, tmp_path, pages):
         assert ddf["txt"].compute().tolist() == ALL
         grouped = read(urls, index="auto" if pages else True, shards_per_partition="auto")
         server.reset()
-        open_index._recent.forget()
-        open_index._tables.clear()  # as in another process
+        discovery._recent.forget()
+        discovery._tables.clear()  # as in another process
         assert grouped["txt"].compute().tolist() == ALL
         assert [path for _, path, _ in server.seen] == ["/d/_index.parquet"]
 

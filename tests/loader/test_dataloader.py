@@ -16,7 +16,7 @@ import pytest
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
-from dask_image_ingest.loader.worker_share import parse_shard
+from dask_image_ingest.loader.order import parse_shard
 
 WHY = "pip install torch==2.13.0"
 

@@ -18,7 +18,7 @@ from processes import until
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_pool import PixelMemory, SharedBlock, map_block
-from dask_image_ingest.loader import shared_memory
+from dask_image_ingest.loader import source
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_a_python_without_files_in_memory_keeps_its_own(monkeypatch):
 
 def test_another_machine_sends_its_pixels(ddf, monkeypatch):
     want = np.concatenate(batches(ddf))
-    monkeypatch.setattr(shared_memory, "this_machine", lambda: "another")
+    monkeypatch.setattr(source, "this_machine", lambda: "another")
     sent = batches(ddf)
     assert not mapped()
     np.testing.assert_array_equal(np.concatenate(sent), want)
@@ -174,7 +174,7 @@ def test_pixels_that_cannot_be_mapped_are_sent(ddf, monkeypatch):
         raise PermissionError
 
     want = np.concatenate(batches(ddf))
-    monkeypatch.setattr(shared_memory, "map_block", refuse)
+    monkeypatch.setattr(source, "map_block", refuse)
     np.testing.assert_array_equal(np.concatenate(batches(ddf)), want)
 
 

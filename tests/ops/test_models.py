@@ -12,7 +12,7 @@ from collections import Counter
 import pytest
 from small_frames import lazy_frame, small_frame
 
-from dask_image_ingest.ops.batch_function import Models
+from dask_image_ingest.ops.map_batches import Models
 
 
 class Adds:
@@ -31,7 +31,7 @@ class Adds:
 def models(monkeypatch):
     """Those of a fresh process."""
     fresh = Models()
-    monkeypatch.setattr("dask_image_ingest.ops.batch_function.models", fresh)
+    monkeypatch.setattr("dask_image_ingest.ops.map_batches.models", fresh)
     return fresh
 
 
@@ -121,7 +121,7 @@ def test_a_model_that_can_not_be_built_is_tried_again(models):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_models_of_its_own_and_waits_for_no_thread_of_its_parent(monkeypatch):
     monkeypatch.undo()  # the cache of the process, which its forks know
-    from dask_image_ingest.ops.batch_function import models
+    from dask_image_ingest.ops.map_batches import models
 
     begun, done = threading.Event(), threading.Event()
 

@@ -20,8 +20,8 @@ from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.arrow_types import bytes_of
 from dask_image_ingest.frames.cudf import backend as backend_module
-from dask_image_ingest.frames.cudf import dask_hooks
-from dask_image_ingest.frames.cudf.dask_hooks import compacted, is_head
+from dask_image_ingest.frames.cudf import convert
+from dask_image_ingest.frames.cudf.convert import compacted, is_head
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ def test_first_rows_are_pickled_without_the_others(arrays, monkeypatch):
     few = host.frame({"image": host.images(arrays[:5])})
     monkeypatch.setattr(cudf.DataFrame, "__reduce_ex__", lambda self, protocol: (len, ("abc",)))
     seen = []
-    monkeypatch.setattr(dask_hooks, "compacted", lambda frame: seen.append(frame) or few)
+    monkeypatch.setattr(convert, "compacted", lambda frame: seen.append(frame) or few)
     assert pickle.loads(pickle.dumps(head)) == 3
     assert pickle.loads(cloudpickle.dumps(head)) == 3
     assert [frame is head for frame in seen] == [True, True]

@@ -16,7 +16,7 @@ from processes import printed
 import dask_image_ingest as dii
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames import get_backend, gpus
-from dask_image_ingest.frames.cudf import convert, dask_hooks
+from dask_image_ingest.frames.cudf import convert
 from dask_image_ingest.frames.image_dtype import IMAGE
 
 SIZE = """
@@ -37,7 +37,7 @@ def test_more_pixels_than_a_column_holds_are_an_error_that_says_what_to_do(monke
         raise OverflowError("CUDF failure: Total number of concatenated rows exceeds the limit")
 
     get_backend("cudf")
-    monkeypatch.setattr(dask_hooks, "concat_cudf", too_many)
+    monkeypatch.setattr(convert, "concat_cudf", too_many)
     arrays = [np.zeros((2, 2, 3), np.uint8)]
     frames = [host.frame({"image": host.images(arrays)}) for _ in range(2)]
     with pytest.raises(dii.PartitionTooLargeError, match=r"to_parquet.*partitions"):
@@ -93,9 +93,9 @@ def test_rows_without_a_value_come_out_of_a_shuffle_in_the_types_that_went_in(
 
 def test_frames_of_images_are_filled_and_converted_by_this_package():
     get_backend("cudf")
-    assert meta_nonempty.dispatch(cudf.DataFrame) is dask_hooks.nonempty
-    assert dask_hooks.to_pandas_dispatch.dispatch(cudf.DataFrame) is convert.to_pandas
-    assert dask_hooks.to_cudf_dispatch.dispatch(pd.DataFrame) is convert.to_cudf
+    assert meta_nonempty.dispatch(cudf.DataFrame) is convert.nonempty
+    assert convert.to_pandas_dispatch.dispatch(cudf.DataFrame) is convert.to_pandas
+    assert convert.to_cudf_dispatch.dispatch(pd.DataFrame) is convert.to_cudf
 
 
 NESTED = {
@@ -139,9 +139,9 @@ def test_a_converted_meta_has_images_of_the_other_backend():
     assert part.dtypes.to_dict() == as_pandas[["txt", "width"]].dtypes.to_dict()
     again = convert.to_cudf(metas["pandas"])
     assert again.dtypes.to_dict() == metas["cudf"].dtypes.to_dict()
-    series = dask_hooks.to_pandas_dispatch(metas["cudf"]["image"])
+    series = convert.to_pandas_dispatch(metas["cudf"]["image"])
     assert (series.dtype, series.name) == (metas["pandas"]["image"].dtype, "image")
-    assert dask_hooks.to_cudf_dispatch(series).dtype == metas["cudf"]["image"].dtype
+    assert convert.to_cudf_dispatch(series).dtype == metas["cudf"]["image"].dtype
 
 
 USERS = {

@@ -8,7 +8,7 @@ from synthetic import write_shards
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import decode_rows
-from dask_image_ingest.decode.gpu import current_device
+from dask_image_ingest.decode.dali import current_device
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.cudf import backend as backend_module
 from dask_image_ingest.loader import source

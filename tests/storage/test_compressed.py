@@ -13,7 +13,7 @@ import pytest
 from tars import samples_of, tar, zstd
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage import compression, disk_cache, open_shard
+from dask_image_ingest.storage import open_shard, streams
 from dask_image_ingest.tar import index_tar
 
 NAMES = [f"{n:02}.{kind}" for n in range(9) for kind in "ab"]
@@ -25,7 +25,7 @@ SHARD = tar(FILES)
 
 @pytest.fixture
 def small_memory(monkeypatch):
-    monkeypatch.setattr(compression, "_IN_MEMORY", 100_000)
+    monkeypatch.setattr(streams, "_IN_MEMORY", 100_000)
 
 
 @pytest.mark.parametrize("compress", [gzip.compress, zstd])
@@ -50,7 +50,7 @@ def test_a_disk_without_room_is_an_error_that_names_the_shard(tmp_path, small_me
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     (tmp_path / "x.tar.gz").write_bytes(gzip.compress(SHARD))
-    monkeypatch.setattr(disk_cache.os, "pwrite", full)
+    monkeypatch.setattr(streams.os, "pwrite", full)
     said = r"x\.tar\.gz decompresses to more than .* no room: .*Set temporary-directory"
     with pytest.raises(dii.ShardError, match=said):
         dii.read_webdataset_images(tmp_path / "x.tar.gz", backend="pandas")

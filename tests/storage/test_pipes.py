@@ -154,7 +154,7 @@ def is_running(pid):
 
 
 def test_what_a_command_leaves_in_a_session_of_its_own_is_not_waited_for(shards, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.storage.pipe._POLL_EVERY", 0.5)
+    monkeypatch.setattr("dask_image_ingest.storage.streams._POLL_EVERY", 0.5)
     began = time.monotonic()
     with open_shard(f"pipe:cat '{shards[0]}'; setsid sleep 60 & exit 0", ALLOWED) as content:
         assert bytes(content[:]) == Path(shards[0]).read_bytes()

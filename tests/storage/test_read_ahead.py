@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import local, open_late, open_shard
+from dask_image_ingest.storage import open, open_late, open_shard
 from dask_image_ingest.storage.listing import find_shards
 from dask_image_ingest.storage.remote.fetch import request_threads
 
@@ -19,7 +19,7 @@ PIECE, SIZE = 1000, 10_500
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch):
-    monkeypatch.setattr(local, "_PIECE", PIECE)
+    monkeypatch.setattr(open, "_PIECE", PIECE)
 
 
 @pytest.fixture

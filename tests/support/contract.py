@@ -18,7 +18,7 @@ from PIL import Image
 
 from dask_image_ingest.dataset.schema.columns import Component, Schema
 from dask_image_ingest.decode import DecodeSpec, Pixels
-from dask_image_ingest.decode.decoders import decoders_for
+from dask_image_ingest.decode.planner import decoders_for
 from dask_image_ingest.frames.image_dtype import IMAGE
 
 COMPONENTS = (

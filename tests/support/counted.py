@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dask_image_ingest.dataset.scan import decode_rows, open_samples
+from dask_image_ingest.dataset.scan import decode_rows, samples
 
 
 @pytest.fixture
@@ -21,9 +21,9 @@ def work(monkeypatch):
 
     monkeypatch.setattr(decode_rows, "decode", counting(decode_rows.decode))
 
-    def walk(*args, _walk=open_samples.index_tar, **kwargs):
+    def walk(*args, _walk=samples.index_tar, **kwargs):
         counts["walks"] += 1
         return _walk(*args, **kwargs)
 
-    monkeypatch.setattr(open_samples, "index_tar", walk)
+    monkeypatch.setattr(samples, "index_tar", walk)
     return counts

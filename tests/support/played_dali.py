@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode import dali as module
-from dask_image_ingest.decode import gpu, planner
 
 
 class Pipeline:
@@ -67,8 +67,8 @@ def play(monkeypatch, room=2**30):
     types = SimpleNamespace(UINT8=0, RGB=1, GRAY=2, INTERP_LINEAR=3)
     monkeypatch.setattr(Pipeline, "made", [])
     monkeypatch.setattr(module, "dali", lambda gpu=False: (operators, types, Pipeline))
-    for name in (module, gpu, planner):
+    for name in (module, dali, planner):
         monkeypatch.setattr(name, "current_device", lambda: 0)
-    for name in (gpu, planner):
+    for name in (dali, planner):
         monkeypatch.setattr(name, "batch_bytes", lambda device: room)
     return Pipeline.made

@@ -194,7 +194,7 @@ def test_webdatasets_own_writer_takes_no_detour(tmp_path, monkeypatch):
             writer.write({"__key__": f"k{i}", "jpg": b"J" * i, "txt": f"é{i}", "json": {"i": i}})
     shard = (tmp_path / "0.tar").read_bytes()
     expected = webdataset_samples(shard)
-    monkeypatch.delattr("dask_image_ingest.tar.headers.TarfileReader.read_header")
+    monkeypatch.delattr("dask_image_ingest.tar.scan.TarfileReader.read_header")
     index = index_tar(shard)
     assert samples_of(shard, index) == expected
     assert index.pax == index.members == 30  # it writes an mtime before every member

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from dask_image_ingest.view.sample import first_rows, spread_rows
+from dask_image_ingest.view.thumbnails import first_rows, spread_rows
 
 
 def random_frame(choose: random.Random) -> tuple[list[pd.DataFrame], dd.DataFrame]:

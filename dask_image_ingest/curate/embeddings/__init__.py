@@ -4,17 +4,22 @@ In: a frame with images, or with a column of vectors. Out: the frame with vector
 or clusters as columns.
 """
 
-from dask_image_ingest.curate.embeddings.adaptors import (
+from dask_image_ingest.curate.embeddings.clusters import find_clusters
+from dask_image_ingest.curate.embeddings.embed import (
+    classify,
+    compute_scores,
+    compute_similarity,
+    embed,
+    embed_texts,
+)
+from dask_image_ingest.curate.embeddings.models import (
+    Head,
     nsfw_model,
     open_clip_model,
     transformers_model,
 )
-from dask_image_ingest.curate.embeddings.clusters import find_clusters
-from dask_image_ingest.curate.embeddings.embed import compute_scores, compute_similarity, embed
-from dask_image_ingest.curate.embeddings.head import Head
 from dask_image_ingest.curate.embeddings.search import find_nearest
 from dask_image_ingest.curate.embeddings.semantic import find_semantic_duplicates
-from dask_image_ingest.curate.embeddings.texts import classify, embed_texts
 
 __all__ = [
     "Head",

@@ -1,19 +1,26 @@
-"""``embed``, ``compute_scores`` and ``compute_similarity``: columns computed by models."""
+"""Columns computed by models: of images, of texts, and of both."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from dask_image_ingest.arguments import check_frame, shown
-from dask_image_ingest.curate.embeddings.vectors import check_vectors, from_vectors, to_device_of
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.arguments import check_frame, is_column, list_of_names, shown
+from dask_image_ingest.curate.embeddings.vectors import (
+    check_vectors,
+    from_vectors,
+    on_host,
+    to_device_of,
+)
+from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.ops import MapBatches, built, make_batch_map
 
 
 def embed(
@@ -186,3 +193,174 @@ def _cosines(vectors: Any, others: Any) -> Any:
     lengths = np.sqrt((vectors**2).sum(axis=-1) * (others**2).sum(axis=-1))
     with np.errstate(invalid="ignore"):
         return products / lengths
+
+
+def embed_texts(
+    frame: Frame,
+    model: Callable[..., Any],
+    texts: str = "txt",
+    *,
+    column: str = "text_embedding",
+    batch_size: int = 256,
+) -> Frame:
+    """Add a column with a model's embeddings of texts, such as captions.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with a column of strings.
+    model
+        As for :func:`embed`, with a method ``texts`` that takes a list of strings and returns
+        (n, d), as the models of :func:`open_clip_model` and :func:`transformers_model`. A worker
+        process that also embeds images with it loads it once.
+    texts
+        The column of strings.
+    column
+        The name of the new column.
+    batch_size
+        Texts in a batch, at most.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with the column, ``list<float32>``, added or replaced; null texts get the
+        embedding of the empty text. Lazy if ``frame`` is; decodes no image.
+
+    Raises
+    ------
+    ArgumentError
+        If the column is missing; when computed, if the model's result is not (n, d).
+    FunctionError
+        When computed, if the model fails.
+
+    Examples
+    --------
+    >>> class Lengths:
+    ...     def texts(self, texts):
+    ...         return np.array([[len(text), 1.0] for text in texts])
+    ...     def __call__(self, images):
+    ...         return np.stack([image.mean(axis=(0, 1))[:2] for image in images])
+    >>> both = curate.embed_texts(curate.embed(ddf, Lengths), Lengths)
+    >>> matched = curate.compute_similarity(both, "text_embedding")
+    >>> matched[["__key__", "similarity"]].head(1).round(1)
+      __key__  similarity
+    0    0000         0.8
+    """
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    if not is_column(texts, frame.columns):
+        raise ArgumentError(f"texts={shown(texts)}: the frame has no such column")
+    function = functools.partial(_embed_batch, model=model)
+    outputs = {column: "list<float32>"}
+    batches = make_batch_map(function, outputs, batch_size, [texts], True, list(frame.columns))
+    if isinstance(frame, FrameBase):
+        return new_collection(MapBatches(frame.expr, batches))
+    return batches(frame)
+
+
+def _embed_batch(texts: list[Any], model: Callable[..., Any]) -> Any:
+    return _text_model(model).texts(["" if text is None else str(text) for text in texts])
+
+
+def _text_model(model: Callable[..., Any]) -> Any:
+    instance = built(model)
+    if not callable(getattr(instance, "texts", None)):
+        raise ArgumentError(
+            f"model={shown(model)} has no method texts: pass one that embeds texts, too, such as "
+            "open_clip_model() gives"
+        )
+    return instance
+
+
+def classify(
+    frame: Frame,
+    model: Any,
+    names: Sequence[str],
+    *,
+    column: str = "embedding",
+    prompt: str = "a photograph of {}",
+    scale: float = 100.0,
+) -> Frame:
+    """Zero-shot classification, as with CLIP: add the class whose name is nearest to each image.
+
+    The names are embedded at once, in this process.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with a column of vectors.
+    model
+        The model that made the vectors, as for :func:`embed_texts`; or vectors of the names,
+        (k, d).
+    names
+        The classes.
+    column
+        The column of vectors.
+    prompt
+        The text to embed for a class: ``{}`` stands for its name.
+    scale
+        Factor of the cosines before the softmax: 100 for CLIP.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with a column ``class``, the name of the largest score, and ``score.<name>`` for
+        each class, float32: softmax of ``scale`` × cosine over all names, 0 to 1. They are added or
+        replaced, and null where there is no vector. Lazy if ``frame`` is.
+
+    Raises
+    ------
+    ArgumentError
+        If the column is missing, ``names`` has fewer than two or a repeated one, or the model has
+        no method ``texts``; when computed, if the vectors differ in length.
+
+    Examples
+    --------
+    >>> classes = np.array([[1.0, 0.0, 0.0], [0.0, 0.0, 1.0]])   # or a model that embeds texts
+    >>> named = curate.classify(frame, classes, ["red", "blue"])
+    >>> named["class"].value_counts().to_dict()
+    {'red': 42, 'blue': 9}
+    """
+    check_vectors(frame, column)
+    chosen = list_of_names("names", names, "names of classes")
+    if len(chosen) < 2:
+        raise ArgumentError(f"names={shown(names)}: pass at least two")
+    if not isinstance(prompt, str) or "{}" not in prompt:
+        raise ArgumentError(f"prompt={shown(prompt)}: pass a text with {{}} for the name")
+    vectors = model
+    if callable(model):
+        vectors = _text_model(model).texts([prompt.format(name) for name in chosen])
+    vectors = on_host(vectors).astype(np.float64)
+    if vectors.ndim != 2 or len(vectors) != len(chosen):
+        raise ArgumentError(
+            f"model= gives an array of shape {vectors.shape} for {len(chosen)} names: it has to be "
+            "a vector for each"
+        )
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    softmax = functools.partial(_softmax, classes=vectors, scale=float(scale))
+    heads = {
+        name: functools.partial(_class_score, softmax, number) for number, name in enumerate(chosen)
+    }
+    frame = compute_scores(frame, heads, column=column)
+    best_name = functools.partial(_best_name, softmax, tuple(chosen))
+    return from_vectors(frame, (column,), "class", best_name, pa.string())
+
+
+def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:
+    if vectors.shape[1] != classes.shape[1]:
+        raise ArgumentError(
+            f"vectors of length {vectors.shape[1]} and {classes.shape[1]} have no cosine: take "
+            "both from one model"
+        )
+    vectors = vectors.astype(np.float64)
+    lengths = (vectors**2).sum(axis=1, keepdims=True) ** 0.5
+    values = scale * (vectors @ to_device_of(classes, vectors).T) / lengths
+    values = np.exp(values - values.max(axis=1, keepdims=True))
+    return values / values.sum(axis=1, keepdims=True)
+
+
+def _class_score(softmax: Callable[..., Any], number: int, vectors: Any) -> Any:
+    return softmax(vectors)[:, number]
+
+
+def _best_name(softmax: Callable[..., Any], names: tuple[str, ...], vectors: Any) -> list[str]:
+    return [names[number] for number in on_host(softmax(vectors).argmax(axis=1)).tolist()]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, Literal
 
 import dask
@@ -10,27 +12,228 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.curate.duplicates.find_duplicates import group_columns
-from dask_image_ingest.curate.duplicates.ranking import (
+from dask_image_ingest.curate.duplicates import group_columns
+from dask_image_ingest.curate.embeddings.clusters import SAMPLED, k_means
+from dask_image_ingest.curate.embeddings.vectors import (
+    check_vectors,
+    on_host,
+    to_device_of,
+    unit,
+    valid_vectors,
+)
+from dask_image_ingest.curate.ranking import (
     Ranked,
     RowsToRank,
+    columns_to_join,
+    join_columns,
     merge_ranked,
     parse_keep,
     ranking_columns,
-    sort_keys,
-)
-from dask_image_ingest.curate.duplicates.verdicts import (
     resolve_identity,
     row_ids,
-    sorted_verdicts,
-    with_verdicts,
+    sort_keys,
 )
-from dask_image_ingest.curate.embeddings.near_vectors import nearest_kept
-from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+
+# Up to so many vectors are one cluster: all pairs are compared.
+_BRUTE_FORCE_MAX = 4096
+
+# Rows per batch of queries: all its pairs fit in memory, even if all vectors are equal.
+_BLOCK = 2048
+
+# Borders within this share of d are crossed.
+_REACH = 0.5
+
+# Tolerance for float32 products: a cosine equal to the threshold counts as near.
+_ROUNDING = 1e-6
+
+
+def nearest_kept(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy deduplication: keep a row unless a kept row before it is near.
+
+    Parameters
+    ----------
+    vectors
+        float32 (n, d), NumPy or CuPy, each of length one.
+    threshold
+        The least cosine of near vectors.
+
+    Returns
+    -------
+    keeper : array, shape (n,), int64
+        The nearest kept row, ties to the lowest; -1 where the row itself is kept.
+    similarity : array, shape (n,), float32
+        The cosine with it; 0 where the row itself is kept.
+    """
+    min_cosine = np.float32(threshold - _ROUNDING)
+    keeper = np.full(len(vectors), -1, np.int64)
+    similarity = np.full(len(vectors), -np.inf, np.float32)
+    kept = Clusters(vectors, threshold)
+    for block in _blocks(np.arange(len(vectors))):
+        visits = kept.visits(block)
+        best, row = kept.nearest(block, visits)
+        near = best >= min_cosine
+        similarity[block[near]], keeper[block[near]] = best[near], row[near]
+        undecided = np.flatnonzero(~near)
+        dropped, first = _deduplicate_block(undecided, *kept.pairs(block, visits, min_cosine))
+        keeper[block[dropped]] = block[first]
+        similarity[block[dropped]] = kept.cosines(block[dropped], block[first])
+        kept.add(block[undecided[~np.isin(undecided, dropped)]])
+    # Rows were dropped for the nearest row kept so far. A row kept later may be nearer.
+    for block in _blocks(np.flatnonzero(keeper >= 0)):
+        best, row = kept.nearest(block, kept.visits(block))
+        nearer = best > similarity[block]
+        similarity[block[nearer]], keeper[block[nearer]] = best[nearer], row[nearer]
+    return keeper, np.where(keeper < 0, np.float32(0), similarity)
+
+
+def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
+    for start in range(0, len(rows), _BLOCK):
+        yield rows[start : start + _BLOCK]
+
+
+class Clusters:
+    """Index of rows by their cluster (an IVF index); add rows and look up queries in batches.
+
+    "Positions" are those of rows in a block of queries.
+    """
+
+    def __init__(self, vectors: Any, threshold: float) -> None:
+        self._vectors = vectors
+        self._centers = _centers(vectors)
+        products = on_host(self._centers @ self._centers.T)
+        # Distances between centers, (clusters, clusters).
+        between = np.sqrt(np.maximum(2 - 2 * products, 1e-12))
+        # The largest difference of a row's cosines with two centers at which their border is within
+        # reach: the distance to the border is that difference, divided by the centers' distance.
+        self._reach = to_device_of(_REACH * np.sqrt(2 - 2 * threshold) * between, vectors)
+        # Each row's cluster, (n,), set by `visits`.
+        self._own = np.empty(len(vectors), np.int64)
+        # The added rows of each cluster.
+        self._rows = [_Rows(vectors) for _ in self._centers]
+
+    def _at(self, rows: np.ndarray) -> Any:
+        return self._vectors[to_device_of(rows, self._vectors)]
+
+    def cosines(self, rows: np.ndarray, others: np.ndarray) -> np.ndarray:
+        """The cosines of pairs of rows."""
+        return on_host((self._at(rows) * self._at(others)).sum(axis=1))
+
+    def visits(self, block: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """Clusters to search for rows of a block, each with the positions of these rows."""
+        cosines = self._at(block) @ self._centers.T
+        own = cosines.argmax(axis=1)
+        self._own[block] = on_host(own)
+        difference = cosines.max(axis=1)[:, None] - cosines
+        clusters, positions = np.nonzero(on_host((difference <= self._reach[own]).T))
+        starts = np.searchsorted(clusters, np.arange(len(self._centers) + 1))
+        return [
+            (cluster, positions[start:stop])
+            for cluster, (start, stop) in enumerate(pairwise(starts))
+            if start < stop
+        ]
+
+    def nearest(
+        self, block: np.ndarray, visits: list[tuple[int, np.ndarray]]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Nearest added row for each row of a block: cosine (-inf: none) and row (-1: none)."""
+        best = np.full(len(block), -np.inf, np.float32)
+        nearest = np.full(len(block), -1, np.int64)
+        for cluster, positions in visits:
+            rows, vectors = self._rows[cluster].all()
+            if not len(rows):
+                continue
+            cosines = self._at(block[positions]) @ vectors.T
+            cosine, row = on_host(cosines.max(axis=1)), rows[on_host(cosines.argmax(axis=1))]
+            better = cosine > best[positions]
+            better |= (cosine == best[positions]) & (row < nearest[positions])
+            best[positions[better]], nearest[positions[better]] = cosine[better], row[better]
+        return best, nearest
+
+    def pairs(
+        self, block: np.ndarray, visits: list[tuple[int, np.ndarray]], min_cosine: np.float32
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Near pairs within a block: positions of the later and of the earlier row."""
+        own = self._own[block]
+        order = np.argsort(own, kind="stable")
+        starts = np.searchsorted(own[order], np.arange(len(self._centers) + 1))
+        later, earlier = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for cluster, positions in visits:
+            members = order[starts[cluster] : starts[cluster + 1]]
+            if not len(members):
+                continue
+            near = self._at(block[positions]) @ self._at(block[members]).T >= min_cosine
+            query, member = np.nonzero(on_host(near))
+            query, member = positions[query], members[member]
+            later.append(query[member < query])
+            earlier.append(member[member < query])
+        return np.concatenate(later), np.concatenate(earlier)
+
+    def add(self, rows: np.ndarray) -> None:
+        """Add rows that were in a block of ``visits``."""
+        order = rows[np.argsort(self._own[rows], kind="stable")]
+        clusters, starts = np.unique(self._own[order], return_index=True)
+        # Not strict: without rows there are no clusters, but np.split still returns one part.
+        for cluster, members in zip(clusters, np.split(order, starts[1:]), strict=False):
+            self._rows[cluster].add(members)
+
+
+class _Rows:
+    """Growing arrays of rows and their vectors."""
+
+    def __init__(self, vectors: Any) -> None:
+        self._all = vectors
+        self._rows = np.empty(0, np.int64)
+        self._vectors = vectors[:0]
+        self._count = 0
+
+    def all(self) -> tuple[np.ndarray, Any]:
+        return self._rows[: self._count], self._vectors[: self._count]
+
+    def add(self, rows: np.ndarray) -> None:
+        stop = self._count + len(rows)
+        if stop > len(self._rows):
+            capacity = max(stop, len(self._rows) * 3 // 2)
+            old_rows, old_vectors = self.all()
+            self._rows = np.empty(capacity, np.int64)
+            shape = (capacity, old_vectors.shape[1])
+            self._vectors = to_device_of(np.empty(shape, np.float32), self._all)
+            self._rows[: self._count], self._vectors[: self._count] = old_rows, old_vectors
+        self._rows[self._count : stop] = rows
+        self._vectors[self._count : stop] = self._all[to_device_of(rows, self._all)]
+        self._count = stop
+
+
+def _deduplicate_block(
+    undecided: np.ndarray, later: np.ndarray, earlier: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Greedy deduplication by near pairs: dropped positions, and for each the first kept near one.
+
+    Only pairs of two ``undecided`` positions count.
+    """
+    both = np.isin(later, undecided) & np.isin(earlier, undecided)
+    order = np.lexsort((earlier[both], later[both]))
+    later, earlier = later[both][order], earlier[both][order]
+    keeper: dict[int, int] = {}
+    positions, starts = np.unique(later, return_index=True)
+    for position, others in zip(positions.tolist(), np.split(earlier, starts[1:]), strict=False):
+        kept = next((other for other in others.tolist() if other not in keeper), None)
+        if kept is not None:
+            keeper[position] = kept
+    return np.array([*keeper], np.int64), np.array([*keeper.values()], np.int64)
+
+
+def _centers(vectors: Any) -> Any:
+    """Centers of √n clusters, by k-means of a sample with a fixed seed: float32 (clusters, d)."""
+    if len(vectors) <= _BRUTE_FORCE_MAX:
+        return to_device_of(np.ones((1, vectors.shape[1]), np.float32), vectors)
+    count = int(np.sqrt(len(vectors)))
+    random = np.random.default_rng(0)
+    sample = np.sort(random.permutation(len(vectors))[: SAMPLED * count])
+    return k_means(vectors[to_device_of(sample, vectors)], count, random)
 
 
 def find_semantic_duplicates(
@@ -109,8 +312,8 @@ def find_semantic_duplicates(
     keeper, similarity = nearest_kept(backend_of(meta).numpy.asarray(vectors), float(threshold))
     columns, grouped = group_columns(ranked, keeper, "semantic")
     columns["semantic.similarity"] = pa.array(similarity[grouped], mask=keeper[grouped] < 0)
-    verdicts = sorted_verdicts(id_columns, ranked.ids[grouped], columns, {"semantic.keep": True})
-    return with_verdicts(frame, verdicts)
+    verdicts = columns_to_join(id_columns, ranked.ids[grouped], columns, {"semantic.keep": True})
+    return join_columns(frame, verdicts)
 
 
 def _rank_vectors(

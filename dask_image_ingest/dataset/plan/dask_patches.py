@@ -42,7 +42,7 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns, ImageNode, Read, is_dependent
+from dask_image_ingest.dataset.plan.base_nodes import AppendsColumns, ImageNode, Read, is_dependent
 from dask_image_ingest.dataset.plan.operators import (
     COLUMNS_USED,
     ELEMENTWISE,

@@ -15,7 +15,7 @@ from dask_image_ingest.dask_internals import (
     Concat,
     Merge,
 )
-from dask_image_ingest.dataset.plan.nodes import AppendsColumns, KeepsResults, Read
+from dask_image_ingest.dataset.plan.base_nodes import AppendsColumns, KeepsResults, Read
 from dask_image_ingest.dataset.plan.operators import (
     COLUMNS_CHANGED,
     MOVES_ROWS,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.nodes import FilterRows
+from dask_image_ingest.dataset.plan.base_nodes import FilterRows
 
 #: Operations, of series for the most part, that compute each row from that row alone.
 ELEMENTWISE = (

@@ -10,11 +10,11 @@ from typing import Any, ClassVar, Final
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
-from dask_image_ingest.dataset.options import ReadOptions
+from dask_image_ingest.dataset.plan.base_nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.dask_patches import install_patches
-from dask_image_ingest.dataset.plan.nodes import Read, is_optimized
 from dask_image_ingest.dataset.plan.pushdown import as_predicate
 from dask_image_ingest.dataset.predicates import all_of, columns_of
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows, unversioned
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
@@ -214,13 +214,13 @@ class Scan(Read):
         return self.substitute_parameters({"limit": n})
 
 
-class ReadWebDataset(Scan):
+class ScanShards(Scan):
     """Scans tar shards."""
 
 
-class ReadParquetImages(Scan):
+class ScanTables(Scan):
     """Scans parquet files of images."""
 
 
-class ReadImages(Scan):
+class ScanFiles(Scan):
     """Scans image files."""

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 from dask.dataframe.dispatch import concat
 
-from dask_image_ingest.dataset.options import ErrorPolicy
+from dask_image_ingest.dataset.read_options import ErrorPolicy
 from dask_image_ingest.dataset.warning import logger
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, PixelBuffer, Pixels, decode
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
@@ -87,25 +87,25 @@ def first_errors(errors: Sequence[Sequence[str | None]]) -> Sequence[str | None]
     return [next(filter(None, each), None) for each in zip(*errors, strict=True)]
 
 
-def filter_by_error(decoded: Decoded, keep: ErrorFilter) -> Any:
-    """Drop the rows of a decoded frame that ``keep`` excludes."""
+def filter_by_error(decoded: Decoded, only: ErrorFilter) -> Any:
+    """Drop the rows of a decoded frame that ``only`` excludes."""
     frame, errors = decoded
-    if keep is None:
+    if only is None:
         return frame
-    rows = [row for row, error in enumerate(errors) if bool(error) is (keep == "bad")]
+    rows = [row for row, error in enumerate(errors) if bool(error) is (only == "bad")]
     return frame if len(rows) == len(frame) else frame.iloc[rows]
 
 
 def decode_first_rows(
-    frame: Any, decode: Callable[[Any], Decoded], keep: ErrorFilter, limit: int | None
+    frame: Any, decode: Callable[[Any], Decoded], only: ErrorFilter, limit: int | None
 ) -> Any:
-    """Decode until ``limit`` rows pass ``keep``, in slices that double in size."""
+    """Decode until ``limit`` rows pass ``only``, in slices that double in size."""
     if limit is None:
-        return filter_by_error(decode(frame), keep)
+        return filter_by_error(decode(frame), only)
     parts: list[Any] = []
     start, size = 0, max(1, limit)
     while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
-        parts.append(filter_by_error(decode(frame.iloc[start : start + size]), keep))
+        parts.append(filter_by_error(decode(frame.iloc[start : start + size]), only))
         start, size = start + size, 2 * size
     return concat(parts).head(limit)
 
@@ -120,7 +120,7 @@ class FusedDecode:
         The image columns to decode.
     columns
         Columns of the result, in order.
-    keep, limit
+    only, limit
         As for `Decode`.
     steps
         Operations between scan and decode, as one function of a frame whose image columns hold row
@@ -131,14 +131,14 @@ class FusedDecode:
 
     images: tuple[ColumnDecode, ...]
     columns: tuple[Any, ...]
-    keep: ErrorFilter
+    only: ErrorFilter
     limit: int | None
     steps: Callable[[Any], Any] | None
     passed_on: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(repr(each.image) for each in self.images)
-        options = {"after": self.steps, "keep": self.keep, "limit": self.limit}
+        options = {"after": self.steps, "only": self.only, "limit": self.limit}
         return names + "".join(f" {k}={value}" for k, value in options.items() if value is not None)
 
 

@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.predicates import Predicate, only
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.partitioning import ShardSplit
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.decode import Header, Origin, read_header

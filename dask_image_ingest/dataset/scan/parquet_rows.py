@@ -2,21 +2,188 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset.options import ReadOptions
-from dask_image_ingest.dataset.predicates import Predicate, columns_of
-from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
+from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds, only
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
+from dask_image_ingest.dataset.schema.columns import FileColumn
+from dask_image_ingest.dataset.schema.file_columns import (
+    check_encoded_type,
+    encoded_views,
+    plain_type,
+)
 from dask_image_ingest.decode import Header, read_header
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import references_of_fields
+from dask_image_ingest.storage import ParquetSource, RowSpan, Shard, open_parquet
+
+# Bytes of a row at least, for its number, position and key.
+_BYTES_OF_A_ROW = 32
+
+
+class ParquetColumns:
+    """Columns of a parquet file, taken by row number; -1 gives null. ``opened`` closes the file.
+
+    More than ``limit`` bytes of a column are not read at once.
+    """
+
+    def __init__(
+        self,
+        listed: Shard | None,
+        columns: Sequence[FileColumn],
+        storage_options: dict[str, Any] | None,
+        opened: ExitStack,
+        limit: int,
+    ) -> None:
+        self._listed = listed
+        self.url = None if listed is None else listed.url
+        self._columns = {column.column: column for column in columns}
+        self._storage_options = storage_options
+        self._opened = opened
+        self._limit = limit
+        #: Predicate → result of `_candidates_of`.
+        self._candidates: dict[Predicate, np.ndarray] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns
+
+    def column(self, name: str, rows: Sequence[int] | np.ndarray) -> pa.Array:
+        """A column of the frame at these rows of the file."""
+        column = self._columns[name]
+        positions = np.asarray(rows, np.int64)
+        if self.file is None or not (positions >= 0).any():
+            return pa.nulls(len(rows), column.type)
+        try:
+            arrays, positions = self.values(column.name, positions)
+            values = self._typed(pa.chunked_array(arrays).combine_chunks(), column)
+        except ShardError as error:
+            self._skip(error)
+            return pa.nulls(len(rows), column.type)
+        return values.take(pa.array(positions, pa.int64(), mask=positions < 0))
+
+    def values(
+        self, name: str, rows: np.ndarray, packed: bool = False
+    ) -> tuple[list[pa.Array], np.ndarray]:
+        """Values of a column that include these rows, and the rows' positions therein.
+
+        ``packed`` as for `ParquetSource.read_rows`.
+        """
+        present = rows >= 0
+        wanted = rows[present]
+        groups, group = np.unique(np.searchsorted(self.ends, wanted, "right"), return_inverse=True)
+        first, last = np.full(len(groups), self.rows), np.zeros(len(groups), np.int64)
+        np.minimum.at(first, group, wanted)
+        np.maximum.at(last, group, wanted)
+        begins = np.append(0, self.ends)[groups]
+        spans = zip(groups, first - begins, last + 1 - begins, strict=True)
+        arrays = self._read(name, [RowSpan(*map(int, span)) for span in spans], packed)
+        sizes = last + 1 - first
+        positions = rows.copy()
+        positions[present] += (np.cumsum(sizes) - sizes - first)[group]
+        return arrays, positions
+
+    def may_have(self, predicate: Predicate | None) -> bool:
+        """False if the columns of this file show that no row passes a predicate."""
+        candidates = self._candidates_of(predicate)
+        return candidates is None or bool(candidates.any())
+
+    def keep(
+        self, predicate: Predicate, rows: Callable[[], Sequence[int] | np.ndarray]
+    ) -> np.ndarray | None:
+        """Positions in ``rows`` that may pass a predicate; None if it uses no column of these."""
+        candidates = self._candidates_of(predicate)
+        if candidates is None:
+            return None
+        return np.flatnonzero(candidates[np.asarray(rows(), np.int64)])
+
+    def _candidates_of(self, predicate: Predicate | None) -> np.ndarray | None:
+        """Mark rows of the file that may pass; the last mark is that of a row of nulls."""
+        known = only(predicate, self._columns)
+        if known is not None and known not in self._candidates:
+            rows = np.append(np.arange(self.rows), -1)
+            table = pa.table({name: self.column(name, rows) for name in columns_of(known)})
+            self._candidates[known] = holds(known, table)
+        return None if known is None else self._candidates[known]
+
+    def _skip(self, error: Exception) -> None:
+        """Raise; a subclass may return, and the columns are null then."""
+        raise error
+
+    @cached_property
+    def file(self) -> ParquetSource | None:
+        """The file, opened on first access; None without one."""
+        if self._listed is None:
+            return None
+        return self._opened.enter_context(open_parquet(self._listed, self._storage_options))
+
+    @cached_property
+    def ends(self) -> np.ndarray:
+        """Row number at which each row group ends; shape (row groups,), int64."""
+        if self.file is None:
+            return np.zeros(0, np.int64)
+        metadata = self.file.metadata
+        groups = range(metadata.num_row_groups)
+        sizes = [metadata.row_group(group).num_rows for group in groups]
+        if min(sizes, default=0) < 0 or sum(sizes) > self._limit // _BYTES_OF_A_ROW:
+            raise ShardError(
+                f"{self.url} claims to have {sum(sizes):,} rows, more than this worker's memory "
+                "can hold: write it as several files"
+            )
+        return np.cumsum(np.array(sizes, np.int64))
+
+    @property
+    def rows(self) -> int:
+        """Number of rows of the file."""
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def _read(self, name: str, spans: Sequence[RowSpan], packed: bool) -> list[pa.Array]:
+        if self.file is None or self.file.schema_arrow.get_field_index(name) < 0:
+            return [self._absent(name, sum(span.stop - span.start for span in spans))]
+        type_ = self.file.schema_arrow.field(name).type
+        # Of struct<bytes, path> only the bytes, which can be read by pages.
+        of_files = packed and pa.types.is_struct(type_) and "bytes" in type_.names
+        return self.file.read_rows(
+            f"{name}.bytes" if of_files else name, spans, self._limit, packed
+        )
+
+    def _absent(self, name: str, count: int) -> pa.Array:
+        """The values of a column that the file lacks."""
+        raise ShardError(f"{self.url} has no column {name!r}, which the first of these files has")
+
+    def _typed(self, values: Any, column: FileColumn) -> Any:
+        """Cast to the column's type in the collection; raise if a value would change."""
+        # By text: list types that differ only in the name of their items count as equal.
+        if str(values.type) == str(column.type):
+            return values
+        try:
+            cast = values.cast(column.type)
+            if pa.types.is_null(values.type):
+                return cast
+            if plain_type(values.type) == column.type or _is_same(values, cast.cast(values.type)):
+                return cast
+        except pa.ArrowException:
+            pass
+        raise ShardError(
+            f"the column {column.name!r} of {self.url} is of type {values.type}, and some of its "
+            f"values don't fit type {column.type}, which it has in the first of these files"
+        )
+
+
+def _is_same(values: Any, others: Any) -> bool:
+    """True if all values are equal, NaN being equal to NaN."""
+    if not pa.types.is_floating(values.type):
+        return bool(values.equals(others))
+    same = pc.or_(pc.equal(values, others), pc.and_(pc.is_nan(values), pc.is_nan(others)))
+    return pc.all(same, min_count=0).as_py()
+
 
 Self = TypeVar("Self", bound="ParquetRows")
 

@@ -10,10 +10,9 @@ from typing import Any, ClassVar, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
-from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS
-from dask_image_ingest.dataset.schema.image_columns import ImageMember
+from dask_image_ingest.dataset.read_options import ReadOptions
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, ImageMember
 from dask_image_ingest.decode import EncodedImages, Header, Origin
 from dask_image_ingest.tar import Damage
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+import functools
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.predicates import Predicate
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
-from dask_image_ingest.dataset.schema.array_members import is_array_type, type_advice
-from dask_image_ingest.dataset.schema.coerce import convert
-from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, Component
-from dask_image_ingest.dataset.warning import warn_user
+from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type_advice
+from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, Component, image_member
+from dask_image_ingest.dataset.warning import warn_of_unusable, warn_user
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
     SWAPPED,
@@ -25,11 +28,22 @@ from dask_image_ingest.decode import (
     header_of,
     read_header,
 )
-from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import encoded_memory, references_of_fields
+from dask_image_ingest.index import (
+    IndexFile,
+    StoredIndex,
+    UnusableIndexError,
+    open_stored,
+)
 from dask_image_ingest.storage import (
     ByteReader,
+    MemoryReader,
+    Shard,
+    find_shards,
     has_random_access,
+    open_late,
+    open_shard,
 )
 from dask_image_ingest.tar import (
     HEAD,
@@ -39,6 +53,8 @@ from dask_image_ingest.tar import (
     Skipped,
     Span,
     duplicate_error,
+    index_head,
+    index_tar,
     open_member,
     read_member,
     too_large_error,
@@ -336,3 +352,130 @@ class SampleRows(ImageRows):
                 f"{self.url}: {len(rows)} of {len(self)} values of {component.column!r} are "
                 f"{problem} and became null, first that of {self.keys[rows[0]]!r}; {advice}"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class CachedScan:
+    """The index of a scanned shard, and the shard as it was listed just before the scan."""
+
+    shard: Shard
+    index: ShardIndex
+
+
+_cache = threading.local()
+
+
+def cache_scan(scan: CachedScan | None) -> None:
+    """Cache a scan for a later step of the task in this thread; replaces the one before."""
+    _cache.scan = scan
+
+
+def handed_over_index() -> CachedScan | None:
+    """Take the scan cached last in this thread out of the cache."""
+    scan: CachedScan | None = getattr(_cache, "scan", None)
+    _cache.scan = None
+    return scan
+
+
+# A shard is read as a whole if of its first ``_HEAD`` bytes at least ``_LEAST_SEEN`` are complete
+# members, of which at most ``_MOST_UNUSED`` are bytes that the query does not need.
+_HEAD, _LEAST_SEEN, _MOST_UNUSED = 4 << 20, 0.5, 0.25
+
+
+@contextmanager
+def open_rows(
+    shard: Shard,
+    index: IndexFile | None,
+    options: ReadOptions,
+    components: Sequence[Component] = (),
+    sidecar: Sidecar | None = None,
+    warn: bool = True,
+    keep: bool = False,
+    whole: bool = False,
+) -> Iterator[SampleRows]:
+    """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
+
+    ``keep`` caches what a header scan finds, if each member is one range of the shard's bytes.
+    ``whole`` says that every image will be read.
+    """
+    url, storage_options = shard.url, options.storage_options
+    with ExitStack() as opened:
+        stored = known_samples(opened, index, storage_options, warn)
+        if index is not None and stored is not None:
+            late = opened.enter_context(open_late(index.shard, storage_options))
+            yield SampleRows(url, late, stored, options, components, sidecar)
+            return
+        # As a lookup of this one shard tells its version, which an export compares: a listing of
+        # a folder may tell another.
+        alone = find_shards(url, storage_options)[0] if keep else None
+        content = opened.enter_context(open_shard(url, storage_options, shard))
+        if whole:
+            needed = functools.partial(_memory_if_needed, content, url, options, components)
+            content.prefetch_into(0, len(content), needed)
+        scanned = index_tar(content, url)
+        in_memory, reader = content.in_memory(), content
+        if len(in_memory) == len(content):
+            reader = MemoryReader(in_memory, content.listed_as(url))
+        yield SampleRows(url, reader, scanned, options, components, sidecar)
+        is_plain = alone is not None and len(content) == alone.size and not scanned.sparse
+    # Only now: closing the shard raises if it changed.
+    if alone is not None and is_plain:
+        cache_scan(CachedScan(alone, scanned))
+
+
+def _memory_if_needed(
+    content: ByteReader,
+    url: str,
+    options: ReadOptions,
+    components: Sequence[Component],
+    nbytes: int,
+) -> Any:
+    """Memory for a whole shard; None if its first bytes show that much of it is not needed."""
+    head = bytes(content[:_HEAD])
+    index, _ = index_head(head, url)
+    extensions = {component.extension for component in components}
+    seen = unused = 0
+    for sample in index.samples:
+        image = image_member(sample, options.image_extensions)
+        for extension, (offset, size) in sample.members.items():
+            seen = max(seen, offset + size)
+            unused += 0 if extension == image or extension in extensions else size
+    if index.sparse or seen < _LEAST_SEEN * len(head) or unused > _MOST_UNUSED * seen:
+        return None
+    return encoded_memory(nbytes)
+
+
+def known_samples(
+    opened: ExitStack, index: IndexFile | None, storage_options: dict[str, Any] | None, warn: bool
+) -> StoredIndex | None:
+    """The stored index of a shard, closed by ``opened``; None if there is none, or it is invalid.
+
+    Raises
+    ------
+    ShardError
+        If an index is required, and invalid.
+    """
+    if index is None:
+        return None
+    try:
+        return opened.enter_context(open_stored(index, storage_options))
+    except (UnusableIndexError, ShardError) as error:
+        give_up(index, error, warn)
+    return None
+
+
+def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
+    """Warn that a shard is read without its index, which can't be used.
+
+    Raises
+    ------
+    ShardError
+        If the index is required.
+    """
+    if index.required:
+        raise ShardError(
+            f"the index {index.url} can't be used: {error}. Write it with write_index(), or "
+            "leave out index=True"
+        ) from error
+    if warn:
+        warn_of_unusable(error, index)

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
+from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns
 from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.file_columns import key_of
 from dask_image_ingest.dataset.warning import warn_user

@@ -12,8 +12,8 @@ import numpy as np
 import pyarrow as pa
 from dask.dataframe.dispatch import concat
 
-from dask_image_ingest.dataset.options import ReadOptions
 from dask_image_ingest.dataset.predicates import Predicate
+from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.decode_rows import (
     ColumnDecode,
     Decoded,
@@ -25,12 +25,10 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     first_errors,
 )
 from dask_image_ingest.dataset.scan.file_rows import FileRows
-from dask_image_ingest.dataset.scan.open_samples import give_up, open_rows
-from dask_image_ingest.dataset.scan.parquet_columns import ParquetColumns
-from dask_image_ingest.dataset.scan.parquet_rows import ParquetRows
+from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns, ParquetRows
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.scan.rows import ImageRows
-from dask_image_ingest.dataset.scan.samples import SampleRows
+from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, open_rows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
@@ -266,11 +264,11 @@ def _frame(rows: ImageRows, spec: ScanSpec) -> Any:
         return _metadata(rows, spec, frozenset())
     decoded = frozenset(name for each in decode.images for name in each.columns)
     if decode.steps is None and decode.limit is None and decoded >= _decodable_columns(spec):
-        return filter_by_error(_decode_all(rows, spec, decode), decode.keep)
+        return filter_by_error(_decode_all(rows, spec, decode), decode.only)
     frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
     frame = frame if decode.steps is None else decode.steps(frame)
     decode_frame = functools.partial(_decode_positions, rows, spec, decode)
-    return decode_first_rows(frame, decode_frame, decode.keep, decode.limit)
+    return decode_first_rows(frame, decode_frame, decode.only, decode.limit)
 
 
 def _decodable_columns(spec: ScanSpec) -> set[str | None]:

@@ -17,8 +17,8 @@ from distributed.protocol.pickle import dumps
 
 from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log
+from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage, Header
-from dask_image_ingest.decode.options import DecodeSpec
 from dask_image_ingest.errors import DaskImageIngestError
 
 # Set sys.path before the import, which may depend on it.

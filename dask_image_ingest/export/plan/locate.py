@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset import take_cached_scan
+from dask_image_ingest.dataset import handed_over_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.member_selection import (
     EXPANDED,
     SOURCE,
@@ -27,7 +28,6 @@ from dask_image_ingest.export.member_selection import (
     select_members,
     select_vectorized,
 )
-from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
 from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
@@ -97,7 +97,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
         batches = rows.combine_chunks().to_batches()
         members = [row for batch in batches for row in select_from_columns(batch, context.options)]
         return Located("", _NO_SHARD, as_table(members))
-    scanned = take_cached_scan()
+    scanned = handed_over_index()
     if scanned is None or rows.column("key").null_count:
         return None
     if rows.column("url").unique().to_pylist() != [scanned.shard.url]:

@@ -12,13 +12,12 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.computing import run
-from dask_image_ingest.export.options import ExportContext
+from dask_image_ingest.computing import one_task_per_item
+from dask_image_ingest.export.export_options import ExportContext
 from dask_image_ingest.export.plan.locate import LOCATION_COLUMNS, Located, LocatedCache, locate
 from dask_image_ingest.export.plan.rejected_rows import RejectedRows
 from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
-from dask_image_ingest.export.plan.spill_repartition import repartition_spill
-from dask_image_ingest.export.plan.staging import StagedRows
+from dask_image_ingest.export.plan.staging import StagedRows, repartition_spill
 from dask_image_ingest.export.staged_tables import write_batches
 from dask_image_ingest.storage import Shard
 
@@ -153,7 +152,7 @@ def _locate(
             (batch, [(names[n], listed.get(names[n]), len(wanted[n])) for n in task])
             for batch, task in enumerate(tasks)
         ]
-        results: list[list[Located]] = run(partial(locate, context=context), items)
+        results: list[list[Located]] = one_task_per_item(partial(locate, context=context), items)
         located |= {source.url: source for source in chain.from_iterable(results)}
     return [located[url] for url in names]
 

@@ -14,7 +14,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.options import Options
+from dask_image_ingest.export.export_options import Options
 from dask_image_ingest.frames import with_urls
 from dask_image_ingest.storage import local_path
 from dask_image_ingest.url_secrets import url_identity

@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.export.options import Options
+from dask_image_ingest.export.export_options import Options
 from dask_image_ingest.export.plan.locate import Located
 from dask_image_ingest.export.tar_layout import header_sizes, padding, room_for_members
 from dask_image_ingest.url_secrets import url_identity

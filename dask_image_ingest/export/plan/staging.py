@@ -8,7 +8,7 @@ machine's memory, so each task writes them to the staging folder.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,15 +17,22 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.computing import compute
+from dask_image_ingest.computing import compute, one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import METADATA_COLUMNS, ReadWebDataset, image_field, references_of
+from dask_image_ingest.dataset import METADATA_COLUMNS, ScanShards, image_field, references_of
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.members import ColumnMember, member_bytes
-from dask_image_ingest.export.options import ExportContext, staged_name
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
+from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.query import encoded_columns
-from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
+from dask_image_ingest.export.staged_tables import (
+    from_bytes,
+    read_batch,
+    take_rows,
+    to_bytes,
+    write_batches,
+)
 from dask_image_ingest.export.stored_images import (
     extension_of,
     stored_files,
@@ -34,6 +41,77 @@ from dask_image_ingest.export.stored_images import (
 )
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.storage import STAGING
+
+# Bytes of files per task, whose rows it has in memory twice.
+_BYTES_PER_TASK = 256 << 20
+
+
+def repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:
+    """Rewrite the staged columns of a plan's samples in batches by shard."""
+    parts = plan.rows.column("part").combine_chunks()
+    names = parts.dictionary.to_pylist()
+    if not names or not len(parts):
+        return plan
+    codes = parts.indices.to_numpy()
+    group = _groups(names, context)[codes]
+    # Sorted by group, and within each by shard.
+    order = np.argsort(group, kind="stable")
+    shards = np.searchsorted(plan.starts, order, side="right")
+    groups, starts = np.unique(group[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(order)]
+    locations = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
+    locations = locations.set_column(0, "part", locations.column("part").cast(pa.string()))
+    locations = locations.append_column("shard", pa.array(shards, pa.int32()))
+    spans = list(zip(starts.tolist(), ends, strict=True))
+    wanted = staged_name("regrouped")
+    batches = (locations.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
+    write_batches(context.output, wanted, locations.schema, batches, compressed=True)
+    files = one_task_per_item(
+        partial(_repartition, name=wanted, context=context), range(len(groups))
+    )
+    context.output.remove([wanted, *names])
+
+    # The new location of each row of the plan.
+    batch, row = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
+    for start, end in spans:
+        _, first, number = np.unique(shards[start:end], return_index=True, return_inverse=True)
+        batch[order[start:end]] = number
+        row[order[start:end]] = np.arange(end - start) - first[number]
+    file = np.empty(len(order), np.int32)
+    file[order] = np.repeat(np.arange(len(groups)), np.diff([*starts, len(order)]))
+    rows = plan.rows
+    for name, values in (
+        ("part", pa.DictionaryArray.from_arrays(pa.array(file), pa.array(files))),
+        ("batch", pa.array(batch)),
+        ("row", pa.array(row)),
+    ):
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    return replace(plan, rows=rows)
+
+
+def _groups(names: list[str], context: ExportContext) -> np.ndarray:
+    """For each file, the number of the task that reads it."""
+    sizes = context.output.sizes(STAGING)
+    starts = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
+    return starts // _BYTES_PER_TASK
+
+
+def _repartition(number: int, name: str, context: ExportContext) -> str:
+    """Write the rows of one task to a new file, with a batch for each shard; its name."""
+    wanted = read_batch(context.output, name, number)
+    table = take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
+    assert table is not None  # all rows have a part
+    starts = np.flatnonzero(np.diff(wanted.column("shard").to_numpy(), prepend=-1)).tolist()
+    ends = [*starts[1:], len(table)]
+    written = staged_name("columns")
+    batches = (
+        table.slice(start, end - start).combine_chunks().to_batches()[0]
+        for start, end in zip(starts, ends, strict=True)
+    )
+    write_batches(context.output, written, table.schema, batches)
+    return written
+
 
 _LOCATION_COLUMNS = ("__key__", "__url__", "offset")
 
@@ -148,7 +226,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
 def _keeping_scans(frame: Any) -> Any:
     """A frame whose reads keep the scanned index for the next step of their task."""
     expr = frame.expr
-    for read in expr.find_operations(ReadWebDataset):
+    for read in expr.find_operations(ScanShards):
         expr = expr.substitute(read, read.substitute_parameters({"keeps_scan": True}))
     return new_collection(expr)
 

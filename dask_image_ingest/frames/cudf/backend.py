@@ -20,14 +20,14 @@ from dask_image_ingest.frames.backend import (
     require_gpu,
     workers,
 )
-from dask_image_ingest.frames.cudf.column_types import holds
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
     empty_table,
     frame_from_storage,
     frame_of_new,
+    holds,
     image_arrays,
-    is_bytes,
+    is_bytes_dtype,
     is_images,
     is_references,
     make_frame,
@@ -36,7 +36,7 @@ from dask_image_ingest.frames.cudf.columns import (
     typed,
     with_columns_of,
 )
-from dask_image_ingest.frames.cudf.dask_hooks import register
+from dask_image_ingest.frames.cudf.convert import register
 from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels, count_levels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
@@ -138,7 +138,7 @@ class CudfBackend:
 
     def values(self, series: cudf.Series) -> Any:
         """Column as an array; None if nulls or differing list lengths make that impossible."""
-        if is_bytes(series.dtype):
+        if is_bytes_dtype(series.dtype):
             return np.array(bytes_of(series.to_arrow()).to_pylist(), object)
         if isinstance(series.dtype, cudf.ListDtype):
             return None if series.null_count else _list_values(series)

@@ -6,7 +6,10 @@ of Arrow dtypes, including images, get the types of a read; others those of cuDF
 
 from __future__ import annotations
 
+import copyreg
+import pickle
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 import cudf
@@ -14,12 +17,33 @@ import cupy
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pylibcudf as plc
+from cudf.comm.serialize import cuda_serialize_cudf_object, dask_serialize_cudf_object
 from cudf.core.column import ColumnBase
-from dask_cudf.backends import to_cudf_dispatch_from_pandas, to_pandas_dispatch_from_cudf
+from dask.dataframe.dispatch import (
+    concat_dispatch,
+    from_pyarrow_table_dispatch,
+    meta_nonempty,
+)
+from dask_cudf.backends import (
+    _nonempty_series,
+    _table_to_cudf,
+    concat_cudf,
+    meta_nonempty_cudf,
+    to_cudf_dispatch,
+    to_cudf_dispatch_from_pandas,
+    to_pandas_dispatch,
+    to_pandas_dispatch_from_cudf,
+)
+from distributed.protocol import dask_serialize
+from distributed.protocol.cuda import cuda_serialize
 
 from dask_image_ingest.decode import Pixels, pixels_of
+from dask_image_ingest.errors import PartitionTooLargeError
+from dask_image_ingest.frames.arrow_types import is_text
 from dask_image_ingest.frames.backend import gpus
 from dask_image_ingest.frames.cudf.columns import (
+    columns_of,
     empty_frame,
     is_images,
     make_frame,
@@ -150,3 +174,157 @@ def _dtype_on_host(dtype: Any) -> Any:
         return pd.CategoricalDtype(ordered=dtype.ordered)
     unchanged = (np.dtype, pd.StringDtype, pd.DatetimeTZDtype)
     return dtype if isinstance(dtype, unchanged) else np.dtype(object)
+
+
+_NESTED = {plc.TypeId.LIST, plc.TypeId.STRING, plc.TypeId.STRUCT}
+_NESTED_DTYPES = (cudf.ListDtype, cudf.StructDtype)
+
+
+def register() -> None:
+    """Replace dask_cudf's functions by this package's."""
+    concat_dispatch.register(cudf.DataFrame, concat)
+    from_pyarrow_table_dispatch.register(cudf.DataFrame, from_table)
+    meta_nonempty.register(cudf.DataFrame, nonempty)
+    meta_nonempty.register(cudf.Series, _nonempty_nested)
+    to_pandas_dispatch.register(cudf.DataFrame, to_pandas)
+    to_pandas_dispatch.register(cudf.Series, series_to_pandas)
+    to_cudf_dispatch.register(pd.DataFrame, to_cudf)
+    to_cudf_dispatch.register(pd.Series, series_to_cudf)
+    for kind in (cudf.DataFrame, cudf.Series):
+        cuda_serialize.register(kind, lambda part: cuda_serialize_cudf_object(compacted(part)))
+        dask_serialize.register(kind, lambda part: dask_serialize_cudf_object(compacted(part)))
+        copyreg.pickle(kind, lambda part: compacted(part).__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+    # cuDF 26.10 serializes a struct with strings, such as a reference, by the pickle of its dtype,
+    # but the pickle of its dtype by that serialization.
+    copyreg.pickle(cudf.StructDtype, _by_fields)
+
+
+def _by_fields(dtype: cudf.StructDtype) -> tuple[type[cudf.StructDtype], tuple[dict[str, Any]]]:
+    return cudf.StructDtype, (dict(dtype.fields),)
+
+
+def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:
+    """Concatenate as dask_cudf, with a helpful error.
+
+    Raises
+    ------
+    PartitionTooLargeError
+        If the images exceed what one column can hold.
+    """
+    try:
+        return concat_cudf(frames, *args, **kwargs)
+    except OverflowError as error:
+        if not _image_columns(frames[0]):
+            raise
+        raise PartitionTooLargeError(
+            f"the images of {len(frames)} partitions can't be one cuDF dataframe: a list column "
+            "holds at most 2.1 GB of pixels. Go through them with .images.iter_batches(), write "
+            "them with to_parquet(), compute some of them at a time with .partitions[...], or drop "
+            "the image column before compute()"
+        ) from error
+
+
+def from_table(meta: cudf.DataFrame, table: pa.Table, **options: Any) -> cudf.DataFrame:
+    """Frame of a table that a P2P shuffle has sent, in the types of ``meta``.
+
+    cuDF sends lists and structs without a value, and such fields, in Arrow's null type. If that
+    holds for all rows of a partition, they would become ``object``.
+    """
+    for position, field in enumerate(table.schema):
+        if _has_null_type(field.type) and field.name in meta.columns:
+            dtype = meta[field.name].dtype
+            if isinstance(dtype, _NESTED_DTYPES):
+                typed = table.column(position).cast(dtype.to_arrow())
+                table = table.set_column(position, field.name, typed)
+    return _table_to_cudf(meta, table, **options)
+
+
+def nonempty(frame: cudf.DataFrame) -> cudf.DataFrame:
+    """Two rows of the frame's types, on which Dask infers a function's meta.
+
+    dask_cudf's own would have null images, and lists of lists of integers for any lists.
+    """
+    nested = {n: t for n, t in frame.dtypes.items() if isinstance(t, _NESTED_DTYPES)}
+    filled = meta_nonempty_cudf(frame[[name for name in frame.columns if name not in nested]])
+    for name, dtype in nested.items():
+        if is_images(dtype):
+            shapes = np.tile(np.array([1, 1, 3], np.int32), (2, 1))
+            pixels = Pixels(np.zeros(6, np.uint8), shapes, [None] * 2)
+            new = images_frame(name, pixels, filled.index)
+        else:
+            type_ = dtype.to_arrow()
+            table = pa.table({"nested": pa.array([_example(type_)] * 2, type_)})
+            new = make_frame(table, filled.index, None)
+            new.columns = [name]
+        filled = with_columns_of(filled, new)
+    return filled[list(frame.columns)]
+
+
+def compacted(part: cudf.DataFrame | cudf.Series) -> Any:
+    """Copy sliced columns before they are sent, so that only the rows of the slice are.
+
+    cuDF does this only for slices with an offset: the first rows of nested columns would be sent
+    with all pixels of the partition. Its copy also makes the source unspillable.
+    """
+    if isinstance(part, cudf.Series):
+        frame = part.to_frame("series")
+        result = compacted(frame)
+        return part if result is frame else named(result["series"], part.name)
+    columns = columns_of(part)
+    slices = {name: column for name, column in columns.items() if _is_slice(column.plc_column)}
+    if not slices:
+        return part
+    for name, column in slices.items():
+        with column.access(mode="read", scope="internal") as accessed:
+            columns[name] = accessed.copy()
+    # Not frame.copy(): cuDF would copy shared buffers again before it sends them.
+    return cudf.DataFrame._from_data(columns, index=part.index)
+
+
+def _is_slice(column: plc.Column) -> bool:
+    # A spilled column would come back to the GPU for the copy. With an offset cuDF copies anyway.
+    return bool(column.offset()) or (is_head(column) and not _spilled(column))
+
+
+def is_head(column: plc.Column) -> bool:
+    """True if a nested column is the first rows of a longer one."""
+    if column.type().id() not in _NESTED or column.offset():
+        return False
+    if column.type().id() == plc.TypeId.STRUCT:
+        return any(c.size() > column.size() or is_head(c) for c in column.children())
+    # There is one offset more than rows.
+    return any(child.size() > column.size() + 1 for child in column.children()[:1])
+
+
+def _spilled(column: plc.Column) -> bool:
+    """True if any of a column's memory has been spilled to the host."""
+    buffer = column.data()
+    if buffer is not None and getattr(buffer.owner, "is_spilled", False):
+        return True
+    return any(_spilled(child) for child in column.children())
+
+
+def _has_null_type(type_: pa.DataType) -> bool:
+    parts = (type_.field(number).type for number in range(type_.num_fields))
+    return pa.types.is_null(type_) or any(map(_has_null_type, parts))
+
+
+def _image_columns(frame: cudf.DataFrame) -> list[Any]:
+    return [name for name, dtype in frame.dtypes.items() if is_images(dtype)]
+
+
+def _nonempty_nested(series: cudf.Series, *args: Any) -> cudf.Series:
+    if not isinstance(series.dtype, _NESTED_DTYPES):
+        return _nonempty_series(series, *args)
+    return named(nonempty(series.to_frame("nested"))["nested"], series.name)
+
+
+def _example(type_: pa.DataType) -> Any:
+    """Example value of a type, as input for Arrow."""
+    if pa.types.is_struct(type_):
+        return {field.name: _example(field.type) for field in type_}
+    if pa.types.is_list(type_):
+        return [_example(type_.value_type)]
+    if pa.types.is_decimal(type_):
+        return Decimal(0)
+    return "cat" if is_text(type_) else pa.scalar(1).cast(type_)

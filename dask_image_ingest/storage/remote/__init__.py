@@ -5,6 +5,6 @@ latencies, thread pool), http and fsspec_source (protocols), page_cache, reader 
 """
 
 from dask_image_ingest.storage.remote.fsspec_source import call_fsspec, version_of
-from dask_image_ingest.storage.remote.reader import open_remote
+from dask_image_ingest.storage.remote.remote_reader import open_remote
 
 __all__ = ["call_fsspec", "open_remote", "version_of"]

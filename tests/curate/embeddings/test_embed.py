@@ -26,7 +26,7 @@ from dask_image_ingest.curate import (
     open_clip_model,
     transformers_model,
 )
-from dask_image_ingest.ops.batch_function import models
+from dask_image_ingest.ops.map_batches import models
 
 
 def means(images):

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from device_arrays import DeviceArray, device_library
 
-from dask_image_ingest.curate.embeddings.k_means import k_means
-from dask_image_ingest.curate.embeddings.near_vectors import nearest_kept
+from dask_image_ingest.curate.embeddings.clusters import k_means
+from dask_image_ingest.curate.embeddings.semantic import nearest_kept
 
 
 @pytest.fixture(autouse=True)

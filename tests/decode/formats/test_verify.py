@@ -87,7 +87,7 @@ def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look(rng):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
     from dask_image_ingest.decode import DecodeSpec
     from dask_image_ingest.decode.dali import Refused
-    from dask_image_ingest.decode.decoders import decoders_for
+    from dask_image_ingest.decode.planner import decoders_for
 
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
     dali = decoders_for(DecodeSpec()).suspect

@@ -1,0 +1,465 @@
+"""``measure_quality``, ``find_issues``, ``summarize_issues``: signals that need no model."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+
+from dask_image_ingest.arguments import check_frame
+from dask_image_ingest.curate.batches import in_batches
+from dask_image_ingest.curate.luma import area_taps, reduced_luma
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import Frame
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import Backend, backend_of
+
+PIXEL_SIGNALS = ("dark", "light", "blur", "entropy", "contrast", "grayscale")
+
+# Longer side of the regular grid of pixels for histograms, which are then exact to about a percent.
+_SAMPLED_SIDE = 128
+
+# Longer side of the thumbnails in which edges are measured, as in cleanvision.
+_BLUR_SIDE = 64
+
+# Pixels along each axis that a thumbnail's pixel is the mean of: with nine in all it is 0.004 off.
+_BLUR_SAMPLES = 3
+
+# Weights of perceived brightness (Darel Rex Finley's HSP colour model, 2006).
+_BRIGHTNESS = (0.241, 0.691, 0.068)
+
+# cleanvision's scores are 1 - exp(-0.01 x); that of the histogram counts only above 0.18.
+_SCALE = 0.01
+_MIN_SPREAD = 0.18
+
+
+def pixel_signals(groups: Sequence[Any], xp: Any) -> dict[str, Any]:
+    """Compute each of ``PIXEL_SIGNALS``, float32 (n,).
+
+    Parameters
+    ----------
+    groups
+        Images of one shape each, uint8 (n, height, width, channels), all of 1 or all of 3 channels.
+    xp
+        NumPy or CuPy.
+    """
+    # All images are computed in one array of pixels, with the number of each pixel's image: array
+    # calls for each image would take longer than their work.
+    count, channels = sum(map(len, groups)), groups[0].shape[3]
+    samples = [
+        _subsample(images, -(-max(images.shape[1:3]) // _SAMPLED_SIDE), xp) for images in groups
+    ]
+    pixels = xp.concatenate([sample.reshape(-1, channels) for sample in samples])
+    image_numbers = np.repeat(
+        np.arange(count),
+        np.repeat([sample.shape[1] * sample.shape[2] for sample in samples], [*map(len, samples)]),
+    )
+    offsets = xp.asarray(image_numbers * 256)
+    bands = [pixels[:, channel] for channel in range(channels)]
+    brightness = _histograms(_brightness(bands, xp), offsets, count, xp)
+    spread = _histograms(_spread(bands, xp), offsets, count, xp)
+    entropies = [_entropy(_histograms(band, offsets, count, xp), xp) for band in bands]
+    signals = {
+        "dark": _percentile(brightness, 99, xp),
+        "light": 1 - _percentile(brightness, 5, xp),
+        "blur": _sharpness(groups, xp),
+        "entropy": sum(entropies) / channels + np.log2(channels),
+        "contrast": _deviation(brightness, xp),
+        "grayscale": 1 - _percentile(spread, 99, xp),
+    }
+    return {name: values.astype(xp.float32) for name, values in signals.items()}
+
+
+def _subsample(images: Any, step: int, xp: Any) -> Any:
+    """Every ``step``-th row and column."""
+    if xp is np and images.flags.c_contiguous:
+        # View each pixel as one item: copying three channels one by one takes twice the time.
+        channels = images.shape[3]
+        pixels = images.view(f"V{channels}")[:, ::step, ::step]
+        return np.ascontiguousarray(pixels).view(np.uint8)
+    return images[:, ::step, ::step]
+
+
+def _brightness(bands: Sequence[Any], xp: Any) -> Any:
+    if len(bands) == 1:
+        return bands[0]
+    squares = sum(
+        xp.square(band.astype(xp.float32)) * xp.float32(weight)
+        for band, weight in zip(bands, _BRIGHTNESS, strict=True)
+    )
+    return (xp.sqrt(squares) + 0.5).astype(xp.uint8)
+
+
+def _spread(bands: Sequence[Any], xp: Any) -> Any:
+    """Largest minus smallest channel of each pixel."""
+    # NumPy's max over an axis of three takes 15 times as long.
+    return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)
+
+
+def _histograms(values: Any, offsets: Any, count: int, xp: Any) -> Any:
+    """Histograms (count, 256) of uint8 values; ``offsets``: 256 times each value's image number."""
+    return xp.bincount((values + offsets).reshape(-1), minlength=256 * count).reshape(count, 256)
+
+
+def _percentile(counts: Any, percent: int, xp: Any) -> Any:
+    """Percentile of each histogram, 0 to 1: the lowest level with ``percent`` at or below it."""
+    below = xp.cumsum(counts, axis=1)
+    return (below * 100 < percent * below[:, -1:]).sum(axis=1) / 255
+
+
+def _entropy(counts: Any, xp: Any) -> Any:
+    """Shannon entropy of each histogram, in bits."""
+    share = counts / counts.sum(axis=1, keepdims=True)
+    return -(share * xp.log2(xp.where(share > 0, share, 1))).sum(axis=1)
+
+
+def _deviation(counts: Any, xp: Any) -> Any:
+    """Standard deviation of the levels, 0 to 1, of each histogram."""
+    share = counts / counts.sum(axis=1, keepdims=True)
+    levels = xp.arange(256) / 255
+    mean = share @ levels
+    return xp.sqrt((share * (levels - mean[:, None]) ** 2).sum(axis=1))
+
+
+def _sharpness(groups: Sequence[Any], xp: Any) -> Any:
+    """Sharpness, cleanvision's score of blur: low if edges are weak and the histogram is even."""
+    thumbnails = [_thumbnails(images, xp) for images in groups]
+    # Images of one aspect ratio have thumbnails of one shape, which are computed together.
+    by_shape: dict[tuple[int, ...], list[int]] = {}
+    for number, gray in enumerate(thumbnails):
+        by_shape.setdefault(gray.shape[1:], []).append(number)
+    scores: list[Any] = [None] * len(thumbnails)
+    for numbers in by_shape.values():
+        together = xp.concatenate([thumbnails[number] for number in numbers])
+        ends = np.cumsum([len(thumbnails[number]) for number in numbers])
+        parts = xp.split(_thumbnail_sharpness(together, xp), ends[:-1].tolist())
+        for number, part in zip(numbers, parts, strict=True):
+            scores[number] = part
+    return xp.concatenate(scores)
+
+
+def _thumbnails(images: Any, xp: Any) -> Any:
+    """Luma of images of one shape at no more than 64 × 64, uint8 (n, height, width)."""
+    images = _subsample(images, max(max(images.shape[1:3]) // (_BLUR_SIDE * _BLUR_SAMPLES), 1), xp)
+    _, height, width, _ = images.shape
+    ratio = max(height, width, _BLUR_SIDE) / _BLUR_SIDE
+    rows = area_taps(height, max(int(height / ratio), 1), xp)
+    columns = area_taps(width, max(int(width / ratio), 1), xp)
+    return (reduced_luma(images, rows, columns, xp) + 0.5).astype(xp.uint8)
+
+
+def _thumbnail_sharpness(gray: Any, xp: Any) -> Any:
+    values = gray.reshape(len(gray), -1)
+    offsets = xp.arange(len(gray))[:, None] * 256
+    counts = _histograms(values, offsets, len(gray), xp)
+    edges = 1 - xp.exp(-_SCALE * _edges(gray, xp).reshape(len(gray), -1).std(axis=1))
+    spread = 1 - xp.exp(-_SCALE * counts.std(axis=1))
+    return xp.minimum(edges + xp.where(spread > _MIN_SPREAD, spread, 0), 1)
+
+
+def _edges(gray: Any, xp: Any) -> Any:
+    """Pillow's ``FIND_EDGES``: 8 × pixel - its neighbours, 0 to 255; the border is unchanged."""
+    edges = gray.astype(xp.float32)
+    if min(gray.shape[1:]) < 3:
+        return edges
+    rows = edges[:, :-2] + edges[:, 1:-1] + edges[:, 2:]
+    sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]  # 3 × 3, the pixel included: 9 × it
+    edges[:, 1:-1, 1:-1] = xp.clip(9 * edges[:, 1:-1, 1:-1] - sums, 0, 255)
+    return edges
+
+
+#: Issue → signal and the threshold below which it holds, as in cleanvision 0.3.7.
+BELOW = {
+    "dark": ("dark", 0.32),
+    "light": ("light", 0.05),
+    "blurry": ("blur", 0.29),
+    "low_information": ("entropy", 3.0),
+    "odd_aspect": ("aspect", 0.35),
+}
+
+#: Threshold of ``quality.grayscale``, which looks at pixels; cleanvision looks at the file's mode.
+MIN_GRAYSCALE = 0.96
+
+_RANGES = 3.0  # odd sizes lie so many interquartile ranges outside the quartiles
+
+# Signals that need no pixels.
+_SHAPE_SIGNALS = ("aspect", "area")
+
+_ISSUES = (
+    *(f"issue.{name}" for name in BELOW),
+    "issue.odd_size",
+    "issue.grayscale",
+)
+
+
+def measure_quality(frame: Frame) -> Frame:
+    """Add columns with signals of image quality; none needs a model.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with a column of images, the columns ``height`` and
+        ``width`` of :func:`~dask_image_ingest.read_webdataset_images`, or both. Without images,
+        only the last two signals are added.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with these columns, added or replaced, float32, the last two float64; null where
+        there is no image. Lazy if ``frame`` is: signals that a query does not use are not computed,
+        filters on other columns run before any image is decoded, and ``quality.aspect`` and
+        ``quality.area`` need no decode.
+
+        ``quality.dark``
+            99th percentile of brightness, 0 to 1: low if even the brightest parts are dark.
+            Brightness of a pixel is sqrt(0.241 R² + 0.691 G² + 0.068 B²) / 255 (HSP, as in
+            cleanvision).
+        ``quality.light``
+            1 - 5th percentile of brightness, 0 to 1: low if even the darkest parts are bright.
+        ``quality.blur``
+            0 to 1, low if blurred: min(1 - exp(-0.01 e) + s, 1) with e the standard deviation of
+            Pillow's ``FIND_EDGES`` of the luma at up to 64 × 64, and s = 1 - exp(-0.01 d), d the
+            standard deviation of that picture's histogram; s up to 0.18 counts as 0 (cleanvision).
+        ``quality.entropy``
+            Shannon entropy, in bits, of the histogram of all channels, 0 to 9.58 (of one channel,
+            0 to 8), as ``PIL.Image.entropy``.
+        ``quality.contrast``
+            Standard deviation of brightness, 0 to 0.5 (RMS contrast, Peli 1990).
+        ``quality.grayscale``
+            1 - 99th percentile of (largest - smallest channel) / 255, 0 to 1: 1 if no pixel has a
+            colour, even if the file stores RGB. High also for nearly black or nearly white
+            images, whose colours are all faint.
+        ``quality.aspect``
+            min(width / height, height / width), 0 to 1.
+        ``quality.area``
+            Pixels: height × width of the stored image; of the image as read if the frame has no
+            columns ``height`` and ``width``.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame has neither images nor their shapes.
+    FunctionError
+        When computed, for images of other than 1 or 3 channels.
+
+    Notes
+    -----
+    Histograms use every k-th row and column, k = ceil(longer side / 128), which changes levels by
+    about a percent. The small image for ``quality.blur`` is made by area means, of at least 3 × 3
+    pixels each where there are so many; cleanvision uses Pillow's bicubic filter. If images are
+    read with ``size=``, the resized images are measured.
+
+    Examples
+    --------
+    >>> found = curate.measure_quality(ddf)
+    >>> found[["__key__", "quality.dark", "quality.blur", "quality.aspect"]].head(2).round(2)
+      __key__  quality.dark  quality.blur  quality.aspect
+    0    0000          0.95          0.75             1.0
+    1    0001          0.89          0.67             1.0
+    """
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    result = _with_signals(frame, [*PIXEL_SIGNALS, *_SHAPE_SIGNALS])
+    if "quality.area" not in result.columns:
+        raise ArgumentError(
+            "the frame has neither images nor the columns 'height' and 'width', as "
+            "read_webdataset_images gives them"
+        )
+    return result
+
+
+def _with_signals(frame: Any, signals: Sequence[str]) -> Any:
+    """Add those of ``signals`` that the frame's columns allow."""
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    has_images = any(map(backend_of(meta).is_images, meta.dtypes))
+    shape = [name for name in signals if name in _SHAPE_SIGNALS]
+    pixels = [name for name in signals if name not in _SHAPE_SIGNALS] if has_images else []
+    if shape and {"height", "width"} <= set(frame.columns):
+        ratio = frame["width"] / frame["height"]
+        columns = {
+            "aspect": ratio.where(ratio <= 1, 1 / ratio),
+            "area": frame["height"] * 1.0 * frame["width"],
+        }
+        frame = frame.assign(**{f"quality.{name}": columns[name] for name in shape})
+    elif has_images:
+        pixels += shape
+    if not pixels:
+        return frame
+    outputs = {
+        f"quality.{name}": "float64" if name in _SHAPE_SIGNALS else "float32" for name in pixels
+    }
+    return in_batches(frame, _signals, outputs, names=tuple(pixels))
+
+
+def find_issues(frame: Frame) -> Frame:
+    """Add boolean columns that flag images likely to be useless.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with the columns of :func:`measure_quality`; missing ones
+        are computed from its images. Without images, it gets the issues of the signals it has.
+
+    Returns
+    -------
+    dataframe
+        ``frame`` with boolean columns, added or replaced, null where the signal is. Lazy if
+        ``frame`` is. Thresholds are those of cleanvision 0.3.7, except the last:
+
+        ``issue.dark``
+            ``quality.dark`` < 0.32
+        ``issue.light``
+            ``quality.light`` < 0.05
+        ``issue.blurry``
+            ``quality.blur`` < 0.29
+        ``issue.low_information``
+            ``quality.entropy`` < 3 bits
+        ``issue.odd_aspect``
+            ``quality.aspect`` < 0.35
+        ``issue.odd_size``
+            sqrt(``quality.area``) lies more than 3 interquartile ranges outside the quartiles of
+            this frame. That reads the headers of all rows.
+        ``issue.grayscale``
+            ``quality.grayscale`` > 0.96. cleanvision looks at the mode of the file. This also finds
+            grey images stored as RGB, and flags nearly black or white ones.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame has neither images nor signals nor shapes.
+
+    Examples
+    --------
+    >>> found = curate.find_issues(ddf)
+    >>> good = found[~found["issue.dark"] & ~found["issue.blurry"]]
+    >>> len(good)
+    51
+    """
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    signals = [*PIXEL_SIGNALS, *_SHAPE_SIGNALS]
+    missing = [name for name in signals if f"quality.{name}" not in frame.columns]
+    frame = _with_signals(frame, missing)
+    available = {name for name in signals if f"quality.{name}" in frame.columns}
+    if not available:
+        raise ArgumentError(
+            "the frame has neither images nor signals of measure_quality(), nor the columns "
+            "'height' and 'width', as read_webdataset_images gives them"
+        )
+    added = {
+        f"issue.{name}": frame[f"quality.{signal}"] < threshold
+        for name, (signal, threshold) in BELOW.items()
+        if signal in available
+    }
+    if "area" in available:
+        added["issue.odd_size"] = _has_odd_size(frame["quality.area"])
+    if "grayscale" in available:
+        added["issue.grayscale"] = frame["quality.grayscale"] > MIN_GRAYSCALE
+    return frame.assign(**{name: added[name] for name in _ISSUES if name in added})
+
+
+def summarize_issues(frame: Any) -> pd.DataFrame:
+    """Count the images that have each issue; computed at once.
+
+    If the frame has images but no signals, this decodes all images, and later uses decode them
+    again.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with the columns of :func:`find_issues`; if it has none,
+        they are computed.
+
+    Returns
+    -------
+    pandas.DataFrame
+        A row for each issue: ``rows``, int64, the rows that have it; ``share``, float64, of the
+        rows where it is not null; ``unknown``, int64, the rows where it is null, such as images
+        that cannot be decoded.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame has neither images nor signals nor shapes.
+
+    Examples
+    --------
+    >>> curate.summarize_issues(ddf)
+                     rows     share  unknown
+    dark                0  0.000000        1
+    light               0  0.000000        1
+    ...
+    """
+    if not any(name in frame.columns for name in _ISSUES):
+        frame = find_issues(frame)
+    names = [name for name in _ISSUES if name in frame.columns]
+    flags = frame[names]
+    true, valid, rows = dask.compute(flags.sum(), flags.count(), flags.index.size)
+    true, valid = (pd.Series(counts.to_dict(), dtype="int64") for counts in (true, valid))
+    columns = {"rows": true, "share": true / valid.clip(lower=1), "unknown": int(rows) - valid}
+    summary = pd.DataFrame(columns).loc[names]
+    return summary.rename(index=lambda name: name.removeprefix("issue."))
+
+
+def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
+    signals: dict[str, Any] = {}
+    if not set(names) <= set(_SHAPE_SIGNALS):
+        signals = pixel_signals(groups, backend.numpy)
+    if set(names) & set(_SHAPE_SIGNALS):
+        shapes = np.array([group.shape[1:3] for group in groups for _ in group], np.float64)
+        signals["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))
+        signals["area"] = backend.numpy.asarray(shapes.prod(axis=1))
+    return {f"quality.{name}": signals[name] for name in names}
+
+
+def _has_odd_size(areas: Any) -> Any:
+    """Flag the outliers of a column of areas; lazy if it is."""
+    if not isinstance(areas, FrameBase):
+        return _is_outside(areas, _limits(_count(areas)))
+    # The limits are a frame, not scalars: Dask pushes head() into the operands of a comparison, and
+    # scalars have none.
+    limits = areas.reduction(_count, combine=_add, aggregate=_limits, meta=_limits(_NO_COUNTS))
+    meta = _is_outside(areas._meta, limits._meta)
+    return areas.map_partitions(_is_outside, limits, meta=meta, align_dataframes=False)
+
+
+def _is_outside(areas: Any, limits: pd.DataFrame) -> Any:
+    side = areas**0.5
+    low, high = limits["side"]
+    return (side < low) | (side > high)
+
+
+_NO_COUNTS = pd.DataFrame({"side": np.empty(0), "rows": np.empty(0, "int64")})
+
+
+def _count(areas: Any) -> pd.DataFrame:
+    """Count the rows of each side length, on the host: exact for any partitions."""
+    counts = areas.dropna().value_counts()
+    counts = counts.to_pandas() if hasattr(counts, "to_pandas") else counts
+    side = counts.index.to_numpy("float64") ** 0.5
+    return pd.DataFrame({"side": side, "rows": counts.to_numpy("int64")})
+
+
+def _add(counts: pd.DataFrame) -> pd.DataFrame:
+    return counts.groupby("side", as_index=False)["rows"].sum()
+
+
+def _limits(counts: pd.DataFrame) -> pd.DataFrame:
+    """The smallest and the largest side that is not an outlier, in two rows; NaN of no rows."""
+    if not len(counts):
+        return pd.DataFrame({"side": [np.nan, np.nan]})
+    counts = _add(counts)
+    first, third = _quantile(counts, 0.25), _quantile(counts, 0.75)
+    margin = _RANGES * (third - first)
+    return pd.DataFrame({"side": [first - margin, third + margin]})
+
+
+def _quantile(counts: pd.DataFrame, share: float) -> float:
+    """Quantile of the counted sides, interpolated as by ``numpy.percentile``."""
+    ends = counts["rows"].to_numpy().cumsum()
+    position = share * (ends[-1] - 1)
+    around = np.searchsorted(ends, [int(position), int(np.ceil(position))], "right")
+    below, above = counts["side"].to_numpy()[around]
+    return float(below + (above - below) * (position % 1))

@@ -1,0 +1,387 @@
+"""Ranking: the hashes of all rows, gathered in this process, the rows to keep first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import dask
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
+from dask import delayed
+from dask.base import tokenize
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import is_column, shown
+from dask_image_ingest.curate.fingerprints import (
+    PDQ_QUALITY,
+    Kind,
+    Variant,
+    column_of,
+    compute_fingerprints,
+)
+from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset import MapColumns
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
+
+
+@dataclass(frozen=True)
+class JoinedColumns:
+    """New columns for some rows of a frame.
+
+    Parameters
+    ----------
+    identity
+        The columns that identify a row.
+    ids
+        `row_ids` of the rows, ascending, uint64 (n,).
+    columns
+        The values of each new column, (n,).
+    defaults
+        The value in all other rows; null for columns that are not here.
+    """
+
+    identity: tuple[str, ...]
+    ids: np.ndarray = field(repr=False)
+    columns: Mapping[str, pa.Array] = field(repr=False)
+    defaults: Mapping[str, bool]
+
+    def __dask_tokenize__(self) -> str:
+        # By values: the buffers of equal Arrow arrays may differ where they are null.
+        values = pd.util.hash_pandas_object(pa.table(dict(self.columns)).to_pandas(), index=False)
+        types = [(name, str(array.type)) for name, array in self.columns.items()]
+        return str(tokenize(self.identity, self.ids, values.to_numpy(), types, self.defaults))
+
+    def empty(self) -> JoinedColumns:
+        """The same columns, for no rows."""
+        columns = {name: values[:0] for name, values in self.columns.items()}
+        return JoinedColumns(self.identity, self.ids[:0], columns, self.defaults)
+
+
+def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
+    """The columns that identify a row, the key first.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame lacks them.
+    """
+    if identity is not None:
+        if not is_column(identity, frame.columns):
+            raise ArgumentError(
+                f"identity={shown(identity)}: {argument}= has no such column; pass one of unique "
+                "values"
+            )
+        return (identity,)
+    missing = [name for name in ("__key__", "__url__") if name not in frame.columns]
+    if missing:
+        raise ArgumentError(
+            f"{argument}= has no column {', '.join(map(repr, missing))}, which identifies rows: "
+            "keep the columns __url__, __key__ and offset of the read, or pass identity=, a column "
+            "of unique values"
+        )
+    return ("__key__", "__url__", *({"offset"} & set(frame.columns)))
+
+
+def row_ids(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
+    """A hash of each row's identity, uint64 (n,).
+
+    Among 10 million rows, the chance of a collision is 3 in a million.
+    """
+    columns = {name: _hashable(table[name], name) for name in identity}
+    return pd.util.hash_pandas_object(pd.DataFrame(columns), index=False).to_numpy()
+
+
+def _hashable(column: pa.ChunkedArray, name: str) -> Any:
+    if name == "offset":  # pandas casts integers to floats in an outer merge
+        return column.cast(pa.float64()).fill_null(-1).to_numpy()
+    # Keys may be strings in one partition and dictionary-encoded in another.
+    return column.cast(pa.string()).to_pandas().astype(object)
+
+
+def join_columns(frame: Any, verdicts: JoinedColumns) -> Any:
+    """Add or replace the columns of ``verdicts`` in ``frame``; lazy if the frame is."""
+    replaced = [name for name in verdicts.columns if name in frame.columns]
+    frame = frame.drop(columns=replaced) if replaced else frame
+    if not isinstance(frame, FrameBase):
+        return _look_up(frame, verdicts, verdicts)
+    # One task in the graph, whose result all partitions share.
+    shared = dx._DelayedExpr(delayed(verdicts, pure=True, traverse=False))
+    outputs = tuple(verdicts.columns)
+    return new_collection(
+        MapColumns(frame.expr, _look_up, outputs, verdicts.identity, shared, verdicts.empty())
+    )
+
+
+def _look_up(frame: Any, shared: JoinedColumns | None, empty: JoinedColumns) -> Any:
+    """A partition with its verdicts; ``shared`` is None for the meta, which takes ``empty``."""
+    verdicts = empty if shared is None else shared
+    backend = backend_of(frame)
+    identity = list(verdicts.identity)
+    ids = row_ids(backend.to_arrow(frame[identity]), identity)
+    positions = np.searchsorted(verdicts.ids, ids)
+    positions[positions == len(verdicts.ids)] = 0
+    found = np.zeros(len(ids), bool)
+    if len(verdicts.ids):
+        found = verdicts.ids[positions] == ids
+    taken = pa.array(positions, mask=~found)
+    for name, values in verdicts.columns.items():
+        column = values.take(taken)
+        if name in verdicts.defaults:
+            column = column.fill_null(verdicts.defaults[name])
+        valid = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
+        present = column.drop_null()
+        if pa.types.is_string(present.type):
+            new = present.to_pylist()
+        else:
+            new = _numbers(present, backend.numpy)
+        frame = backend.with_columns(frame, {name: (new, present.type)}, valid.tolist())
+    return frame
+
+
+def _numbers(values: pa.Array, xp: Any) -> Any:
+    return xp.asarray(values.to_numpy(zero_copy_only=False))
+
+
+def columns_to_join(
+    identity: tuple[str, ...],
+    ids: np.ndarray,
+    columns: Mapping[str, Any],
+    defaults: Mapping[str, bool],
+) -> JoinedColumns:
+    """JoinedColumns for rows in any order, sorted by their ids."""
+    order = np.argsort(ids)
+    taken = pa.array(order)
+    columns = {name: values.take(taken) for name, values in columns.items()}
+    return JoinedColumns(identity, ids[order], columns, defaults)
+
+
+# ThreatExchange's advice: PDQ hashes of a lower quality match by chance.
+_MIN_QUALITY = 50
+
+_PIXELS = column_of("pixels")
+
+# A pseudo-column: computed, with a name that no column of a user has.
+_AREA = "height × width"
+
+# The columns that rows are ranked by, for each ``keep=``.
+_KEEP = {"largest": (_AREA,), "best": (_AREA, "nbytes"), "first": ()}
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """Rows that have a hash, without repetitions, best first.
+
+    Parameters
+    ----------
+    ids
+        `row_ids` of the rows, uint64 (n,).
+    keys
+        The key of each row, or the value of ``identity=``, as string.
+    hashes
+        uint64 (n, variants, words).
+    is_exact
+        bool (n,): whether hashes are compared for equality: those of pixels or bytes, in the first
+        variant.
+    """
+
+    ids: np.ndarray
+    keys: pa.ChunkedArray
+    hashes: np.ndarray
+    is_exact: np.ndarray
+
+
+def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
+    """The columns, or the area, that rows are ranked by: the row with the largest value is kept.
+
+    Raises
+    ------
+    ArgumentError
+        For an unknown ``keep``, and if the frame lacks a column that it needs.
+    """
+    rank_by = _KEEP.get(keep) if isinstance(keep, str) else None
+    if rank_by is None:
+        if not is_column(keep, frame.columns):
+            raise ArgumentError(
+                f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
+            )
+        rank_by = (keep,)
+    missing = [name for name in ranking_columns(rank_by) if name not in frame.columns]
+    if missing:
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}, which keep= goes by: pass "
+            "keep='first', or a column of the frame"
+        )
+    return rank_by
+
+
+def ranking_columns(rank_by: Sequence[str]) -> list[str]:
+    """The columns of the frame that a ranking needs."""
+    shape = ["height", "width"] if _AREA in rank_by else []
+    return [*shape, *(name for name in rank_by if name != _AREA)]
+
+
+def rank_rows(
+    frame: Any,
+    by: Kind,
+    variants: Sequence[Variant],
+    rank_by: Sequence[str],
+    identity: Sequence[str],
+) -> Ranked:
+    """Rank the rows of a frame, computing fingerprints that it lacks.
+
+    Rows are sorted by the columns ``rank_by``, descending, nulls last, then by ``identity``. So the
+    order does not depend on the partitions.
+    """
+    hashes = [column_of(by), *(column_of(by, variant) for variant in variants)]
+    if any(name not in frame.columns for name in hashes):
+        # Images without detail are compared by a hash of their pixels, from the same decode.
+        more: list[Kind] = ["pixels"] if by == "pdq" and _PIXELS not in frame.columns else []
+        frame = compute_fingerprints(frame, [by, *more], variants=variants)
+    needed = [*identity, *hashes, *ranking_columns(rank_by)]
+    if by == "pdq":
+        needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
+    frame = frame[list(dict.fromkeys(needed))]
+    columns = (tuple(hashes), tuple(rank_by), tuple(identity))
+    if isinstance(frame, FrameBase):
+        parts = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
+        return merge_ranked(list(dask.compute(*parts)))
+    return merge_ranked([_rows_to_rank(frame, *columns)])
+
+
+@dataclass(frozen=True)
+class RowsToRank:
+    """One partition's rows that have hashes, as `Ranked`, with the columns to sort them by."""
+
+    ids: np.ndarray
+    hashes: np.ndarray
+    is_exact: np.ndarray
+    sort_keys: pa.Table
+
+
+def _rows_to_rank(
+    frame: Any, hashes: Sequence[str], rank_by: Sequence[str], identity: Sequence[str]
+) -> RowsToRank:
+    table = backend_of(frame).to_arrow(frame)
+    has_hashes = pc.is_valid(table[hashes[0]])
+    for name in hashes[1:]:
+        has_hashes = pc.and_(has_hashes, pc.is_valid(table[name]))
+    is_exact = pa.array(np.zeros(len(table), bool))
+    if PDQ_QUALITY in table.column_names:
+        has_detail = pc.greater_equal(table[PDQ_QUALITY], _MIN_QUALITY)
+        has_hashes = pc.and_(has_hashes, pc.fill_null(has_detail, False))
+        if _PIXELS in table.column_names:
+            is_exact = pc.and_not(pc.is_valid(table[_PIXELS]), pc.fill_null(has_detail, True))
+    chosen = pc.or_(has_hashes, is_exact)
+    table, is_exact = table.filter(chosen), _booleans(is_exact)[_booleans(chosen)]
+    words = np.zeros((len(table), len(hashes), _words_of(hashes[0])), np.uint64)
+    for variant, name in enumerate(hashes):
+        words[~is_exact, variant] = _words(table.filter(pa.array(~is_exact))[name], name)
+    if is_exact.any():
+        words[is_exact, 0, : _words_of(_PIXELS)] = _words(
+            table.filter(pa.array(is_exact))[_PIXELS], _PIXELS
+        )
+    is_exact |= not hashes[0].startswith(column_of("pdq"))
+    return RowsToRank(
+        row_ids(table, identity), words, is_exact, sort_keys(table, rank_by, identity)
+    )
+
+
+def _booleans(values: Any) -> np.ndarray:
+    return np.asarray(values.to_numpy(zero_copy_only=False), bool)
+
+
+def sort_keys(table: pa.Table, rank_by: Sequence[str], identity: Sequence[str]) -> pa.Table:
+    """Columns to sort rows by: ``rank_by.<n>`` descending, then ``identity.<n>`` ascending."""
+    keys = {f"rank_by.{number}": _as_number(table, name) for number, name in enumerate(rank_by)}
+    for number, name in enumerate(identity):
+        keys[f"identity.{number}"] = _sortable(table[name], name)
+    return pa.table(keys)
+
+
+def _sortable(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
+    """An identity column as numbers or strings; URLs, which repeat, dictionary-encoded."""
+    if name == "offset":  # pandas casts integers to floats in an outer merge
+        return column.cast(pa.int64())
+    if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
+        return column
+    column = column.cast(pa.string())
+    return column.dictionary_encode() if name == "__url__" else column
+
+
+def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
+    """Hashes as hexadecimal digits → uint64 (n, words)."""
+    texts = column.to_pylist()
+    words = _words_of(name)
+    try:
+        data = bytes.fromhex("".join(texts))
+    except (ValueError, TypeError):
+        data = b""
+    if any(len(text) != 16 * words for text in texts) or len(data) != 8 * words * len(texts):
+        raise ArgumentError(
+            f"the column {name!r} has other values than compute_fingerprints() gives: strings of "
+            f"{16 * words} hexadecimal digits"
+        )
+    return np.frombuffer(data, np.uint64).reshape(-1, words)
+
+
+def _words_of(name: str) -> int:
+    """The number of uint64 words in a hash: PDQ has 256 bits, xxh3 128."""
+    return 4 if name.startswith(column_of("pdq")) else 2
+
+
+def _as_number(table: pa.Table, name: str) -> pa.Array:
+    """A column, or the area, as float64 without NaN."""
+    if name == _AREA:
+        return pc.multiply(table["height"].cast(pa.float64()), table["width"].cast(pa.float64()))
+    try:
+        values = table[name].cast(pa.float64())
+    except (pa.ArrowException, TypeError):
+        raise ArgumentError(
+            f"keep={name!r}: the column is of type {table[name].type}; pass one of numbers, of "
+            "which the largest stays"
+        ) from None
+    return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
+
+
+def merge_ranked(parts: Sequence[RowsToRank]) -> Ranked:
+    """Rank the rows of all partitions together, and drop repetitions."""
+    table = pa.concat_tables([part.sort_keys for part in parts]).unify_dictionaries()
+    names = table.column_names
+    keys = table["identity.0"]
+    for number, name in enumerate(names):
+        if pa.types.is_dictionary(table[name].type):
+            table = table.set_column(number, name, _ranks(table[name]))
+    rank_by = [(name, "descending") for name in names if name.startswith("rank_by.")]
+    identity = [(name, "ascending") for name in names if name.startswith("identity.")]
+    order = pc.sort_indices(table, rank_by + identity).to_numpy()
+    ids = np.concatenate([part.ids for part in parts])[order]
+    # A frame may repeat a row, which must not be a duplicate of itself.
+    once = np.sort(np.unique(ids, return_index=True)[1])
+    if len(once) < len(ids) and len(identity) == 1:
+        raise ArgumentError(
+            f"identity=: {len(ids) - len(once):,} of {len(ids):,} rows have the value of another "
+            "row there; pass a column of unique values"
+        )
+    order = order[once]
+    hashes, is_exact = (
+        np.concatenate([getattr(part, name) for part in parts])[order]
+        for name in ("hashes", "is_exact")
+    )
+    return Ranked(ids[once], keys.take(pa.array(order)).cast(pa.string()), hashes, is_exact)
+
+
+def _ranks(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """A dictionary-encoded column as ranks of its values, int64: they sort faster than strings."""
+    encoded = column.combine_chunks()
+    if isinstance(encoded, pa.ChunkedArray):
+        if not encoded.num_chunks:
+            return pa.chunked_array([], pa.int64())
+        encoded = encoded.chunk(0)
+    rank = np.empty(len(encoded.dictionary), np.int64)
+    rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank))
+    return pa.chunked_array([pa.array(rank).take(encoded.indices)])

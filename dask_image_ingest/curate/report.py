@@ -1,0 +1,526 @@
+"""``write_report``: an HTML page with the results of curation."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from html import escape
+from os import PathLike
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
+from dask_image_ingest.curate.embeddings.vectors import check_vectors
+from dask_image_ingest.curate.quality import BELOW, MIN_GRAYSCALE
+from dask_image_ingest.curate.ranking import resolve_identity
+from dask_image_ingest.curate.summary import Plan, Summary, summarize
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import LOCATION_COLUMNS, decode_images
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export import source_options_of
+from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.ops import small_images
+from dask_image_ingest.view import (
+    Thumbnails,
+    columns_chart,
+    make_thumbnails,
+    page,
+    refuse_source,
+    write_page,
+)
+
+_WORST = 12  # images shown of each end of a signal
+_GROUPS = 12
+_ROWS_OF_GROUP = 8
+_POINTS = 2000  # of the map
+_THUMBNAIL = 120
+_BINS = 24
+
+# Columns that are signals, by name or, with a dot at the end, by prefix; and which of their ends
+# are bad: True for the highest values, False for the lowest.
+_SIGNALS = {
+    "quality.": (False,),
+    "fingerprint.pdq_quality": (False,),
+    "score": (False, True),
+    "score.": (False, True),
+    "similarity": (False,),
+    "duplicate.distance": (True,),
+    "semantic.similarity": (False,),
+    "overlap.distance": (False,),
+}
+_ENDS = {"quality.grayscale": (True,), "quality.area": (False, True)}
+
+# Boolean columns, by name or prefix, and the value with which they drop a row.
+_RULES = {
+    "issue.": True,
+    "overlap.found": True,
+    "duplicate.keep": False,
+    "semantic.keep": False,
+}
+
+# Column of group numbers → the column of distances to the kept row, and whether the largest (True)
+# or the smallest values are the farthest.
+_GROUPED = {
+    "duplicate.group": ("duplicate.distance", True),
+    "semantic.group": ("semantic.similarity", False),
+}
+
+# Signal → the threshold of its issue, and whether values above it (True) or below it are bad.
+_THRESHOLDS = {f"quality.{signal}": (least, False) for signal, least in BELOW.values()} | {
+    "quality.grayscale": (MIN_GRAYSCALE, True)
+}
+
+_STYLE = """
+h2.dii-part { font-size: 17px; margin: 34px 0 4px; }
+h3 { font-size: 13px; margin: 18px 0 8px; }
+.dii-rules { border-collapse: collapse; font-variant-numeric: tabular-nums; }
+.dii-rules th, .dii-rules td { padding: 4px 18px 4px 0; text-align: right; border-bottom:
+  1px solid color-mix(in srgb, currentColor 14%, transparent); }
+.dii-rules th:first-child { text-align: left; }
+.dii-rules tbody th { font-weight: 500; }
+.dii-signal { display: grid; gap: 14px 28px; margin-bottom: 30px; align-items: start;
+  grid-template-columns: minmax(0, 1fr); }
+.dii-signal h3:first-child { margin-top: 0; }
+@media (min-width: 1000px) {
+  .dii-signal { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); } }
+.dii-signal .dii-sheet { --dii-card: 165px; }  /* four in a row */
+.dii-group { margin-bottom: 18px; }
+.dii-map { width: 100%; max-width: 820px; height: auto; border-radius: 10px;
+  border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
+.dii-map circle { fill: var(--bar); fill-opacity: .55; }
+.dii-map .dii-dropped { fill: #d64545; }
+"""
+
+
+@dataclass(frozen=True)
+class Report:
+    """A report. A notebook displays it, and each of its parts.
+
+    Attributes
+    ----------
+    rules
+        A row for each rule: ``rows`` that it drops, their ``share``, and how many no other rule
+        drops, ``alone``. The last row is for all rules together.
+    signals
+        The histogram of each signal.
+    worst
+        The worst images of each signal.
+    groups
+        For ``"duplicate"`` and ``"semantic"``, the groups with the largest differences.
+    html
+        The page.
+    """
+
+    rules: pd.DataFrame
+    signals: dict[str, ReportPart]
+    worst: dict[str, ReportPart]
+    groups: dict[str, ReportPart]
+    html: str
+
+    def __repr__(self) -> str:
+        dropped = self.rules["rows"].iloc[-1]
+        return f"<report: all rules drop {dropped:,} rows; shown in a notebook>"
+
+    def _repr_html_(self) -> str:
+        return _in_frame(self.html, 700)
+
+
+@dataclass(frozen=True)
+class ReportPart:
+    """A part of a report. A notebook displays it."""
+
+    html: str
+    height: int = 360
+
+    def __repr__(self) -> str:
+        return "<part of a report: shown in a notebook>"
+
+    def _repr_html_(self) -> str:
+        return _in_frame(page("Curation", self.html, _STYLE), self.height)
+
+
+def _in_frame(html: str, height: int) -> str:
+    # An iframe keeps the page's style from the rest of the notebook.
+    return f'<iframe srcdoc="{escape(html)}" width="100%" height="{height}"></iframe>'
+
+
+def write_report(
+    frame: Any,
+    path: str | PathLike[str] | None = None,
+    *,
+    column: str = "embedding",
+    identity: str | None = None,
+    storage_options: dict[str, Any] | None = None,
+) -> Report:
+    """Show the results of curation on one HTML page; computed at once.
+
+    The page has a histogram of each signal, red beyond its threshold, with the worst 12 images; how
+    many rows each rule drops; the groups of duplicates with the largest differences, side by side;
+    and a map of the embeddings.
+
+    Parameters
+    ----------
+    frame
+        A dask, pandas or cuDF dataframe with some columns of :func:`measure_quality`,
+        :func:`find_issues`, :func:`compute_fingerprints`, :func:`find_duplicates`,
+        :func:`find_semantic_duplicates`, :func:`find_overlaps`, :func:`compute_scores` and
+        :func:`compute_similarity`, and with the columns ``__url__``, ``offset`` and ``nbytes`` of
+        :func:`dask_image_ingest.read_webdataset_images`, or else images or references.
+    path
+        The file to write, which needs no other file; by default none is written.
+    column
+        The column of vectors for the map, if the frame has it.
+    identity
+        A column of unique values that identifies rows, for frames without ``__url__`` and
+        ``__key__``.
+    storage_options
+        For the images of remote shards; by default those of the read.
+
+    Returns
+    -------
+    Report
+        With the table ``rules``, and the mappings ``signals``, ``worst`` and ``groups``; a notebook
+        displays each of their parts, and the page.
+
+    Raises
+    ------
+    ArgumentError
+        If the frame has none of these columns, or no images, references or location columns; if
+        ``path`` is a file that the frame reads, or exists and is no HTML page.
+    ExportError
+        If the page can't be written.
+
+    Notes
+    -----
+    The frame's columns are computed once; if they are not stored, that decodes each image once.
+    Then only the images on the page are decoded, by the row's URL, offset and size. In frames
+    without these columns, images are found by key and URL; other rows with the same key are then
+    decoded too. The map has the first two principal components of up to 2,000 unit vectors, drawn
+    by a hash of the row's identity.
+
+    Examples
+    --------
+    >>> found = curate.find_duplicates(curate.find_issues(ddf))
+    >>> curate.write_report(found, "report.html")
+    <report: all rules drop 14 rows; shown in a notebook>
+    """
+    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
+    storage_options = check_storage_options(storage_options)
+    id_columns = resolve_identity(frame, identity)
+    if column != "embedding":
+        check_vectors(frame, column)
+    if path is not None:
+        check_path("path", path)
+        refuse_source(frame, path)
+    plan = _plan(frame, column, id_columns)
+    if not plan.columns:
+        raise ArgumentError(
+            "the frame has no column of measure_quality(), find_issues(), compute_fingerprints(), "
+            "find_duplicates(), find_semantic_duplicates(), find_overlaps(), compute_scores() or "
+            "compute_similarity(): add one"
+        )
+    if storage_options is None and isinstance(frame, FrameBase):
+        storage_options = source_options_of(frame)
+    header = [name for name in ("format", "height", "width") if name in frame.columns]
+    has_locations = {*LOCATION_COLUMNS, "__key__"} <= set(frame.columns)
+    locations = [
+        *dict.fromkeys([*id_columns, *(LOCATION_COLUMNS if has_locations else ())]),
+        *header,
+    ]
+    images = None if has_locations else _images(frame, [*id_columns, *header], storage_options)
+    summary = summarize(frame, plan, locations)
+    rules = _rules(summary, plan)
+    grouped = {
+        name.partition(".")[0]: (name, _group_rows(frame, name, summary, plan, locations))
+        for name in plan.groups
+    }
+    shown_rows = [*summary.worst.values(), *(rows for _, rows in grouped.values())]
+    thumbnails = _RowThumbnails(shown_rows, id_columns, images, storage_options)
+    signals = {name: _histogram(name, summary.values[name].sort_index()) for name in plan.signals}
+    worst = {name: _worst_part(name, summary, plan, thumbnails) for name in plan.signals}
+    groups = {
+        kind: _groups_part(name, rows, summary, thumbnails)
+        for kind, (name, rows) in grouped.items()
+    }
+    points = summary.points
+    body = (
+        f'<h1>Curation</h1><p class="dii-lead">{summary.rows:,} rows · all rules drop '
+        f"{rules['rows'].iloc[-1]:,}</p>"
+        + _rules_part(rules)
+        + _signals_part(signals, worst)
+        + "".join(groups.values())
+        + (_map_part(points) if points is not None and len(points) > 2 else "")
+    )
+    html = page("Curation", body, _STYLE)
+    if path is not None:
+        write_page(path, html)
+    return Report(
+        rules,
+        {name: ReportPart(chart, 260) for name, chart in signals.items()},
+        {name: ReportPart(sheets) for name, sheets in worst.items()},
+        {kind: ReportPart(part, 700) for kind, part in groups.items()},
+        html,
+    )
+
+
+def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> Plan:
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    names = [name for name in frame.columns if isinstance(name, str)]
+    signals = {
+        name: _ENDS.get(name, ends)
+        for name in names
+        for pattern, ends in _SIGNALS.items()
+        if _matches(name, pattern) and pd.api.types.is_numeric_dtype(meta.dtypes[name])
+    }
+    rules = {
+        name: drops
+        for name in names
+        for pattern, drops in _RULES.items()
+        if _matches(name, pattern)
+    }
+    groups = {name: of for name, of in _GROUPED.items() if {name, of[0]} <= set(names)}
+    vectors = column if column in names else None
+    return Plan(signals, rules, groups, vectors, identity, _WORST, _POINTS)
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return name.startswith(pattern) if pattern[-1] == "." else name == pattern
+
+
+def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
+    """``columns`` of a frame, with small images from its images or references."""
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    backend = backend_of(meta)
+    names = [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
+    if names:
+        error = ["error"] if "error" in meta.columns else []
+        narrow = frame[[*columns, *error, names[0]]]
+        make = functools.partial(small_images, image=names[0], size=_THUMBNAIL, resize="longer")
+        if isinstance(narrow, FrameBase):
+            return narrow.map_partitions(make, meta=narrow._meta)
+        return make(narrow)
+    references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
+    if not references:
+        raise ArgumentError(
+            f"the frame has neither the columns {', '.join(LOCATION_COLUMNS)}, nor images, nor "
+            "references: keep what says where its images are, as the read gives it"
+        )
+    return decode_images(
+        frame[[*columns, references[0]]],
+        size=_THUMBNAIL, resize="longer", storage_options=storage_options,
+    )  # fmt: skip
+
+
+def _rules(summary: Summary, plan: Plan) -> pd.DataFrame:
+    rows = {
+        name: (
+            sum(count for pattern, count in summary.patterns.items() if name in pattern),
+            summary.patterns[(name,)],
+        )
+        for name in plan.rules
+    }
+    rows["all rules"] = (sum(summary.patterns.values()), 0)
+    table = pd.DataFrame.from_dict(rows, orient="index", columns=["rows", "alone"])
+    table.insert(1, "share", table["rows"] / max(summary.rows, 1))
+    return table
+
+
+def _rules_part(rules: pd.DataFrame) -> str:
+    if len(rules) == 1:
+        return ""
+    lines = "".join(
+        f"<tr><th>{escape(name)}</th><td>{row.rows:,}</td><td>{row.share:.2%}</td>"
+        f"<td>{f'{row.alone:,}' if name != 'all rules' else ''}</td></tr>"
+        for name, row in zip(rules.index, rules.itertuples(index=False), strict=True)
+    )
+    return (
+        '<h2 class="dii-part">Dropped rows by rule</h2><table class="dii-rules"><thead><tr>'
+        f"<th>rule</th><th>rows</th><th>share</th><th>alone</th></tr></thead><tbody>"
+        f"{lines}</tbody></table>"
+    )
+
+
+class _RowThumbnails:
+    """Thumbnails of the rows on the page, by identity; each is decoded once.
+
+    ``images`` is a frame that contains the rows, with their images; None if the rows have location
+    columns.
+    """
+
+    def __init__(
+        self,
+        tables: list[pd.DataFrame],
+        identity: tuple[str, ...],
+        images: Any,
+        storage_options: dict[str, Any] | None,
+    ) -> None:
+        self._identity = list(identity)
+        self._cards: dict[tuple[Any, ...], Any] = {}
+        rows = pd.concat(tables) if tables else pd.DataFrame()
+        if not len(rows):
+            return
+        names = [name for name in rows.columns if name not in ("value", "group", "distance")]
+        rows = rows[names].drop_duplicates(self._identity).reset_index(drop=True)
+        if images is not None:
+            for name in self._identity:
+                images = images[images[name].isin(rows[name].unique().tolist())]
+            rows = images.compute() if isinstance(images, FrameBase) else images
+        sheet = make_thumbnails(rows, max(len(rows), 1), _THUMBNAIL, identity[:1], storage_options)
+        ids = backend_of(rows).to_arrow(rows[self._identity]).to_pandas(types_mapper=pandas_type)
+        self._cards = dict(zip(self._ids(ids), sheet.cards, strict=True))
+
+    def sheet(self, rows: pd.DataFrame, captions: list[str]) -> str:
+        """HTML of the rows' thumbnails, with a caption below each."""
+        cards = [
+            replace(self._cards[id_], texts={**self._cards[id_].texts, "": caption})
+            for id_, caption in zip(self._ids(rows), captions, strict=True)
+        ]
+        return Thumbnails(cards, _THUMBNAIL).html()
+
+    def _ids(self, rows: pd.DataFrame) -> list[tuple[Any, ...]]:
+        # -1 for nulls, which are not equal to themselves.
+        return [
+            tuple(-1 if pd.isna(value) else value for value in row)
+            for row in rows[self._identity].itertuples(index=False)
+        ]
+
+
+def _signals_part(signals: dict[str, str], worst: dict[str, str]) -> str:
+    parts = [
+        f'<section class="dii-signal">{chart}<div>{worst[name]}</div></section>'
+        for name, chart in signals.items()
+    ]
+    return '<h2 class="dii-part">Signals</h2>' + "".join(parts) if parts else ""
+
+
+def _worst_part(name: str, summary: Summary, plan: Plan, thumbnails: _RowThumbnails) -> str:
+    sheets = []
+    for highest in plan.signals[name]:
+        rows = summary.worst[name, highest]
+        if len(rows):
+            title = f"{len(rows)} {'highest' if highest else 'lowest'}"
+            values = [f"{value:,.0f}" if value > 1e4 else f"{value:.4g}" for value in rows["value"]]
+            sheets.append(f"<h3>{title}</h3>{thumbnails.sheet(rows, values)}")
+    return "".join(sheets)
+
+
+def _histogram(name: str, counts: pd.Series) -> str:
+    total = int(counts.sum())
+    if not total:
+        return columns_chart(name, "no row has a value", {})
+    values, share = counts.index.to_numpy(), counts.to_numpy().cumsum() / total
+    # The outermost bins are open: a few outliers would leave one bin for all other values.
+    low, high = values[np.searchsorted(share, 0.005)], values[np.searchsorted(share, 0.995)]
+    width = _round_width((high - low) / _BINS)
+    threshold, above = _THRESHOLDS.get(name, (None, False))
+    # Align bins with the threshold, so that none is on both sides.
+    origin = threshold or 0.0
+    numbers = np.arange(np.floor((low - origin) / width), np.floor((high - origin) / width) + 1)
+    edges = origin + width * numbers
+    bins = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 1)
+    heights = np.bincount(bins, counts.to_numpy(), len(edges)).astype(int)
+    labels = _labels(edges)
+    marked: list[str] = []
+    note = f"{total:,} rows"
+    if threshold is not None:
+        bad = edges + width / 2 > threshold if above else edges + width / 2 < threshold
+        marked = [label for label, is_bad in zip(labels, bad, strict=True) if is_bad]
+        note += f"; red: {'above' if above else 'below'} {threshold:g}"
+    return columns_chart(name, note, dict(zip(labels, heights.tolist(), strict=True)), marked)
+
+
+def _round_width(width: float) -> float:
+    """Round up to 1, 2 or 5 times a power of ten; 1 if the width is 0 or NaN."""
+    if not width > 0:
+        return 1.0
+    power = 10.0 ** np.floor(np.log10(width))
+    return float(next(power * step for step in (1, 2, 5, 10) if power * step >= width))
+
+
+def _labels(edges: np.ndarray) -> list[str]:
+    """Labels of bins by their lower edges, with as few digits as keep them different."""
+    largest = np.abs(edges).max()
+    unit, scale = ("M", 1e6) if largest >= 1e6 else ("k", 1e3) if largest >= 1e4 else ("", 1.0)
+    for digits in range(16):
+        labels = [f"{round(edge / scale, digits) + 0.0:.{digits}f}{unit}" for edge in edges]
+        if len(set(labels)) == len(labels):
+            break
+    return labels
+
+
+def _group_rows(
+    frame: Any, name: str, summary: Summary, plan: Plan, locations: list[str]
+) -> pd.DataFrame:
+    """Rows of the groups with the largest differences, the kept row of each group first."""
+    distance, largest = _GROUPED[name]
+    chosen = summary.groups[name].sort_values(["distance", "group"], ascending=[not largest, True])
+    chosen = chosen["group"].head(_GROUPS).tolist()
+    narrow = frame[[*locations, name, distance]]
+    rows = narrow[narrow[name].isin(chosen)]
+    rows = rows.compute() if isinstance(rows, FrameBase) else rows
+    rows = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)
+    rows = rows.rename(columns={name: "group", distance: "distance"})
+    rows["group"] = pd.Categorical(rows["group"].astype("int64"), chosen, ordered=True)
+    rows["distance"] = rows["distance"].astype("float64")
+    order = ["group", "distance", *plan.identity]
+    ascending = [True, largest, *(True for _ in plan.identity)]
+    rows = rows.sort_values(order, ascending=ascending, na_position="first")
+    return rows.groupby("group", observed=True).head(_ROWS_OF_GROUP)
+
+
+def _groups_part(
+    name: str, rows: pd.DataFrame, summary: Summary, thumbnails: _RowThumbnails
+) -> str:
+    groups = summary.groups[name]
+    distance, _ = _GROUPED[name]
+    measure = distance.partition(".")[2]
+    title = f"{name.partition('.')[0].capitalize()} groups"
+    if not len(groups):
+        return f'<h2 class="dii-part">{title}</h2><p class="dii-lead">None.</p>'
+    dropped = dict(zip(groups["group"], groups["rows"], strict=True))
+    parts = []
+    for group, members in rows.groupby("group", observed=True, sort=True):
+        captions = [
+            "kept" if np.isnan(value) else f"{measure} {value:.4g}" for value in members["distance"]
+        ]
+        parts.append(
+            f'<section class="dii-group"><h3>Group {group}: {dropped[group] + 1:,} rows</h3>'
+            f"{thumbnails.sheet(members, captions)}</section>"
+        )
+    return (
+        f'<h2 class="dii-part">{title}</h2><p class="dii-lead">{len(groups):,} groups; '
+        f"{sum(dropped.values()):,} rows are dropped. Shown: the groups with the largest "
+        "differences.</p>" + "".join(parts)
+    )
+
+
+def _map_part(points: pd.DataFrame) -> str:
+    points = points.sort_values("order")
+    if len({len(vector) for vector in points["vector"]}) > 1:
+        raise ArgumentError("the vectors for the map differ in length: take them of one model")
+    vectors = np.stack(points["vector"].to_list()).astype(np.float64)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors -= vectors.mean(axis=0)
+    _, lengths, axes = np.linalg.svd(vectors, full_matrices=False)
+    if len(axes) < 2:
+        return ""
+    explained = (lengths[:2] ** 2).sum() / max((lengths**2).sum(), 1e-12)
+    # The sign of an axis is arbitrary: make its largest component positive, to be repeatable.
+    axes = axes[:2]
+    axes *= np.sign(axes[np.arange(2), np.abs(axes).argmax(axis=1)])[:, None]
+    xy = vectors @ axes.T
+    low, high = xy.min(axis=0), xy.max(axis=0)
+    xy = 12 + (xy - low) / np.maximum(high - low, 1e-12) * (796, 456)
+    circles = "".join(
+        f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3.5" class="{"dii-dropped" if dropped else ""}">'
+        f"<title>{escape(key)}</title></circle>"
+        for (x, y), key, dropped in zip(xy, points["key"], points["dropped"], strict=True)
+    )
+    return (
+        '<h2 class="dii-part">Map of the embeddings</h2><p class="dii-lead">'
+        f"{len(points):,} rows by their first two principal components, which explain "
+        f"{explained:.0%} of the variance. Red: dropped by a rule.</p>"
+        f'<svg class="dii-map" viewBox="0 0 820 480" role="img">{circles}</svg>'
+    )

@@ -1,0 +1,226 @@
+"""Decode moved rows in chunks: for chunked functions, for split partitions, for batches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import dask
+import numpy as np
+from dask.dataframe.dispatch import concat
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.base_nodes import ImageNode
+from dask_image_ingest.dataset.plan.scan_node import Scan
+from dask_image_ingest.dataset.references.decode_node import Decode
+from dask_image_ingest.dataset.references.fetch import (
+    decode_partition,
+    decode_pieces,
+    encoded_sizes,
+    fetch_headers,
+    reference_rows,
+    references_of,
+)
+from dask_image_ingest.dataset.references.moves import GroupsOfReferences
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter, slices_by_size
+from dask_image_ingest.frames import backend_of
+from dask_image_ingest.storage import has_random_access, local_path
+
+
+def _apply(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any) -> Any:
+    return function(frame, *args)
+
+
+def _apply_in_chunks(
+    frame: Any, images: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any
+) -> Any:
+    largest = backend_of(frame).partition_memory()
+    results = [function(piece, *args) for piece in decode_pieces(frame, images, largest)]
+    return results[0] if len(results) == 1 else concat(results)
+
+
+class ChunkedMap(ImageNode, dx.Blockwise):
+    """Maps partitions by a function whose results over chunks of a partition can be concatenated.
+
+    Moved rows are decoded chunk by chunk: a shuffle may bring any number of images to a partition,
+    and the graph can't split partitions whose size is unknown when it is built.
+    """
+
+    _parameters: ClassVar = ["frame", "function", "args", "meta"]
+    operation: ClassVar[Any] = staticmethod(_apply)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.operand("meta")
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (self.frame.npartitions + 1)
+
+    def _lower(self) -> dx.Expr | None:
+        frame = self.frame
+        if type(frame) is Decode and frame._lower() is None and frame.only is None:
+            return _ChunkedMapOfReferences(frame.frame, frame.images, *self.operands[1:])
+        return None
+
+
+class _ChunkedMapOfReferences(ChunkedMap):
+    """The map over references; decodes them itself."""
+
+    _parameters: ClassVar = ["frame", "images", "function", "args", "meta"]
+    operation = staticmethod(_apply_in_chunks)
+
+    def _lower(self) -> None:
+        return None
+
+
+class SplitPartitions(dx.Expr):
+    """Splits partitions: output partition i is one slice (partition, start, end) of ``frame``."""
+
+    _parameters: ClassVar = ["frame", "slices"]
+    slices: tuple[tuple[int, int, int], ...]
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    def _divisions(self) -> tuple[None, ...]:
+        return (None,) * (len(self.slices) + 1)
+
+    def _layer(self) -> dict[Any, Any]:
+        name = self._name
+        return {
+            (name, i): dx.Task((name, i), _rows, dx.TaskRef((self.frame._name, part)), start, end)
+            for i, (part, start, end) in enumerate(self.slices)
+        }
+
+
+def _rows(frame: Any, start: int, end: int) -> Any:
+    return frame.iloc[start:end]
+
+
+def persist_moves(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
+    """Run the moves of an optimised query once, and persist the moved references.
+
+    If only projections follow the decode, partitions with more encoded bytes than a partition of
+    the scan has on average are split. None if the query moves no rows.
+    """
+    all_moved = _moved_references(expr)
+    for moved in all_moved:
+        persisted = dx.new_collection(moved).persist(scheduler=scheduler)
+        decode = expr
+        while isinstance(decode, dx.Projection):
+            decode = decode.frame
+        replacement = persisted.expr
+        if isinstance(decode, Decode) and decode.frame._name == moved._name:
+            partitions = max((r.npartitions for r in moved.find_operations(Scan)), default=1)
+            replacement = _split_large(persisted, decode.images, partitions, scheduler)
+        expr = expr.substitute(moved, replacement)
+    return expr if all_moved else None
+
+
+def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
+    """The inputs of decodes that are not computed partition by partition."""
+    decodes = expr.find_operations((Decode, GroupsOfReferences))
+    inputs = {decode.frame._name: decode.frame for decode in decodes}
+    return [
+        rows
+        for rows in inputs.values()
+        if not all(isinstance(node, (dx.Blockwise, dx.FromGraph)) for node in rows.walk())
+    ]
+
+
+def _split_large(
+    persisted: Any, images: Sequence[ColumnDecode], partitions: int, scheduler: Any
+) -> dx.Expr:
+    """Split at the average encoded size of ``partitions`` partitions."""
+    tasks = [dask.delayed(_total_sizes)(part, images) for part in persisted.to_delayed()]
+    sizes = dask.compute(*tasks, scheduler=scheduler)
+    largest = max(1, sum(int(nbytes.sum()) for nbytes in sizes) // partitions)
+    slices = [
+        (part, rows.start, rows.stop)
+        for part, nbytes in enumerate(sizes)
+        for rows in slices_by_size([nbytes], largest)
+    ]
+    if len(slices) == len(sizes):
+        return persisted.expr
+    return SplitPartitions(persisted.expr, tuple(slices))
+
+
+def _total_sizes(frame: Any, images: Sequence[ColumnDecode]) -> np.ndarray:
+    """Encoded bytes of each row, all image columns together; shape (n,), int64."""
+    return np.sum([encoded_sizes(frame, each) for each in images], axis=0)
+
+
+# Headers that are read to estimate the decoded size of a partition.
+_SAMPLED = 64
+
+
+def _decode_rows(
+    images: Sequence[ColumnDecode], only: ErrorFilter, columns: Sequence[Any], rows: Any
+) -> Any:
+    return decode_partition(rows, images, only)[list(columns)]
+
+
+@dataclass(frozen=True)
+class LastDecode:
+    """The final decode of a query of local files, apart from the undecoded rows below it.
+
+    Attributes
+    ----------
+    rows
+        The query below the decode, with references in place of images.
+    images, keep
+        As for `Decode`.
+    columns
+        Columns of the decoded result, in order.
+    """
+
+    rows: dx.Expr
+    images: tuple[ColumnDecode, ...]
+    only: ErrorFilter
+    columns: tuple[Any, ...]
+
+    @property
+    def function(self) -> Callable[[Any], Any]:
+        """Function that decodes a frame of any of these rows."""
+        return functools.partial(_decode_rows, self.images, self.only, self.columns)
+
+    def pixels(self, rows: Any) -> int | None:
+        """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""
+        some = rows.iloc[:: max(1, len(rows) // _SAMPLED)]
+        nbytes = 0
+        for each in self.images:
+            per_row = reference_rows(references_of(some, each.image))
+            references = [reference for reference in per_row if reference is not None]
+            if any(reference.bytes is not None for reference in references):
+                return None
+            headers = fetch_headers(references, each.decoding, each.storage_options)
+            nbytes += sum(map(each.decoding.nbytes, headers))
+        return nbytes * len(rows) // max(1, len(some))
+
+    def pieces(self, rows: Any, largest: int, most: int) -> Iterator[slice]:
+        """Slices of about ``largest`` encoded bytes and at most about ``most`` rows."""
+        nbytes = _total_sizes(rows, self.images)
+        # Each row counts as at least a ``most``-th of ``largest``.
+        return slices_by_size([np.maximum(nbytes, largest // most)], largest)
+
+
+def last_decode(expr: dx.Expr) -> LastDecode | None:
+    """The decode that ends a query; None if it ends otherwise or reads remote or piped shards.
+
+    The scan of a remote shard may download all of it, and a later decode would do so again.
+    """
+    decode = expr = expr.simplify()
+    while isinstance(decode, dx.Projection) and decode.ndim == 2:
+        decode = decode.frame
+    if type(decode) is not Decode or decode.limit is not None:
+        return None
+    nodes = list(decode.frame.walk())
+    if not all(isinstance(node, dx.Blockwise) for node in nodes):
+        return None
+    urls = [getattr(node, "first_url", None) for node in nodes if not node.dependencies()]
+    if any(url is None or local_path(url) is None or not has_random_access(url) for url in urls):
+        return None
+    return LastDecode(decode.frame, decode.images, decode.only, tuple(expr.columns))

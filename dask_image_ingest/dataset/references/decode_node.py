@@ -1,0 +1,395 @@
+"""`Decode`, the expression that turns references into pixels, and its optimiser rules.
+
+Late materialization: where the parent of a decode only moves rows (shuffle, sort, join), the rules
+move references and decode afterwards. Applied again at each parent, this decodes a chain of moves
+once, at its end. Filters go the other way: below the decode.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+import dask
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.base_nodes import (
+    AppendsColumns,
+    Dependents,
+    PreservesRows,
+    is_optimized,
+    post_dominates,
+    uses_columns,
+)
+from dask_image_ingest.dataset.plan.operators import ROW_WISE
+from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
+from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
+from dask_image_ingest.dataset.references.fetch import decode_partition, decoded_meta
+from dask_image_ingest.dataset.references.fused_decode import ReadAndDecode, decode_in_read
+from dask_image_ingest.dataset.references.moves import (
+    Undecoded,
+    apply_to_groups,
+    leads_to_a_move,
+    over_references,
+)
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter
+from dask_image_ingest.decode import ImageShape
+
+
+def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
+    """Apply ``parent`` to the references of ``child`` and decode its result.
+
+    None if ``parent`` needs the pixels, is unknown, or no move follows that would make it cheaper.
+    """
+    if not dask.config.get("image-ingest.decode-late", True):
+        return None
+    if type(parent) is dx.Merge:
+        return _decode_result(parent, _merge_references(parent))
+    undecoded = _undecoded(child)
+    if undecoded is None:
+        return None
+    if type(parent) is dx.GroupByApply:
+        return apply_to_groups(parent, child, *undecoded)
+    if not (
+        leads_to_a_move(parent, dependents)
+        or (isinstance(parent, ROW_WISE) and post_dominates(child, parent, dependents))
+    ):
+        return None
+    return _decode_result(parent, over_references(parent, child, *undecoded))
+
+
+def _undecoded(expr: dx.Expr) -> Undecoded | None:
+    as_references = getattr(expr, "as_references", None)
+    return None if as_references is None else as_references()
+
+
+def _decode_result(parent: dx.Expr, undecoded: Undecoded | None) -> dx.Expr | None:
+    """The decode that replaces ``parent``; None if its columns or dtypes would differ."""
+    if undecoded is None:
+        return None
+    decode = Decode(*undecoded)
+    same_columns = list(decode.columns) == list(parent.columns)
+    return decode if same_columns and decode._meta.dtypes.equals(parent._meta.dtypes) else None
+
+
+def _merge_references(merge: dx.Expr) -> Undecoded | None:
+    """A merge with references on one side or both; None if neither side can be left undecoded."""
+    if merge.how not in ("inner", "left", "right", "outer"):
+        return None
+    sides = [merge.left, merge.right]
+    images: list[ColumnDecode] = []
+    for number, keys in enumerate((merge.left_on, merge.right_on)):
+        side, other = (merge.left, merge.right)[:: 1 if number == 0 else -1]
+        keys = keys if isinstance(keys, list) else [] if keys is None else [keys]
+        undecoded = _undecoded(side)
+        if not all(isinstance(key, str) for key in keys):
+            return None
+        if undecoded is None or len(set(side.columns)) < len(side.columns):
+            continue
+        references, side_images = undecoded
+        if not all(image.pixels for image in side_images):
+            continue  # the hidden column of references could clash with one of the other side
+        decoded = {name for image in side_images for name in image.columns}
+        if not decoded.isdisjoint(keys):
+            continue
+        sides[number] = references
+        suffix = merge.suffixes[number] or ""
+        renamed = {name: f"{name}{suffix}" if name in other.columns else name for name in decoded}
+        images += [image.renamed(renamed.__getitem__) for image in side_images]
+    if not images:
+        return None
+    return type(merge)(*sides, *merge.operands[2:]), tuple(images)
+
+
+class Decode(AppendsColumns, PreservesRows):
+    """Decodes columns of references; filters and projections that need no pixels go below it.
+
+    Attributes
+    ----------
+    images
+        The columns to decode, and how.
+    only
+        ``"good"`` keeps only rows whose images decode, ``"bad"`` only those that fail, None all.
+    limit
+        Rows of each partition at most, counted after ``only``.
+    """
+
+    _parameters: ClassVar = ["frame", "images", "only", "limit"]
+    _defaults: ClassVar = {"only": None, "limit": None}
+    _preserves_partitioning_information = True
+    images: tuple[ColumnDecode, ...]
+    only: ErrorFilter
+    limit: int | None
+
+    operation = staticmethod(decode_partition)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return decoded_meta(self.frame._meta, self.images)
+
+    @property
+    def _is_length_preserving(self) -> bool:  # type: ignore[override] # as in Dask: a property
+        return self.only is None and self.limit is None
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """The columns of images and their errors."""
+        return frozenset(name for each in self.images for name in each.columns)
+
+    @property
+    def _projection_columns(self) -> list[Any]:
+        # All of them: references are needed even if only errors are selected.
+        return list(self.frame.columns)
+
+    @property
+    def shapes(self) -> dict[Any, ImageShape]:
+        """Image column → shape of its images."""
+        return {image.image: image.decoding.shape for image in self.images}
+
+    def as_references(self) -> Undecoded | None:
+        """The undecoded rows and the decodes they need; None if this decode drops rows."""
+        return (self.frame, self.images) if self._is_length_preserving else None
+
+    def _simplify_down(self) -> dx.Expr | None:
+        below = self.frame
+        if type(below) is not Decode or not below._is_length_preserving:
+            return None
+        if self._is_length_preserving:
+            return type(self)(below.frame, (*below.images, *self.images))
+        # Swap with the decode below: its images are decoded only for rows that this one keeps.
+        swapped = type(self)(self.substitute_parameters({"frame": below.frame}), below.images)
+        return swapped if swapped.columns == self.columns else swapped[self.columns]
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if is_optimized(self, dependents):
+            return None
+        if isinstance(parent, dx.Filter):
+            return self._push_filter(parent, dependents)
+        if isinstance(parent, HeadOfRead):
+            return None
+        if type(parent) is dx.Head:
+            limited = self._push_head(parent)
+            if limited is not None:
+                return limited
+        if isinstance(parent, (dx.Head, dx.Tail)) and not self._is_length_preserving:
+            return None
+        simplified = super()._simplify_up(parent, dependents)
+        if simplified is None and self._is_length_preserving:
+            return decode_after(parent, self, dependents)
+        return simplified
+
+    def _push_head(self, head: dx.Head) -> dx.Expr | None:
+        """Push ``head(n)`` into the scan's or this decode's limit; None if done or not possible."""
+        n, scan = head.n, self.frame
+        if n < 0:
+            return None
+        if self._is_length_preserving:
+            # A limit in the scan leaves scan and decode one task; other heads just go below.
+            if not isinstance(scan, Scan) or head.operand("npartitions") != 1:
+                return None
+            limited_scan = scan.limited(n)
+            if limited_scan is None:
+                return None
+            limited = self.substitute_parameters({"frame": limited_scan})
+        elif self.limit is not None and self.limit <= n:
+            return None
+        else:
+            limited = self.substitute_parameters({"limit": n})
+        return HeadOfRead(limited, *head.operands[1:])
+
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        return self._push_filter(parent, dependents) is not None
+
+    def _push_filter(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
+        """Push as much of the filter as possible below the decode; None if nothing can be."""
+        if (
+            parent.frame._name != self._name
+            or self.limit is not None
+            or not dx.is_filter_pushdown_available(self, parent, dependents)
+        ):
+            return None
+        return self._push_predicate(parent.predicate)
+
+    def _push_predicate(self, mask: dx.Expr) -> dx.Expr | None:
+        """Let each conjunct of a filter run as early as it can; None leaves the filter in place.
+
+        ======================================================  =================================
+        mask as a whole                                         runs
+        ======================================================  =================================
+        uses some of several image columns                      between two decodes: see
+                                                                `_split_decode`
+        uses no decoded column, and the decode keeps all rows   below the decode
+        anything else                                           by conjunct
+        ======================================================  =================================
+
+        ======================================================  =================================
+        conjunct                                                runs
+        ======================================================  =================================
+        ``error.isna()``, ``error.notnull()``, or their ``~``   in the decode, as its ``only``
+        uses no decoded column, and raises for no row           below the decode
+        uses a decoded column or may raise, but is row-wise     above the decode
+        anything else: an aggregate, another frame              the whole filter stays
+        ======================================================  =================================
+
+        The first row that applies counts. With ``decode-late`` off, only what the scan absorbs
+        (`Scan.filtered_by`) runs below.
+        """
+        late = dask.config.get("image-ingest.decode-late", True)
+        if late and (split := self._split_decode(mask)) is not None:
+            return split
+        placed = self._place_conjuncts(mask, late)
+        if placed is None:
+            return None
+        below, only, above = placed
+        if not below and only == self.only:
+            return None
+        frame = self.frame
+        if below:
+            on_frame = functools.reduce(dx.And, below).substitute(self, frame)
+            if not dx.are_co_aligned(frame, on_frame):
+                return None
+            frame = dx.Filter(frame, on_frame)
+        decode = self.substitute_parameters({"frame": frame, "only": only})
+        return decode if not above else dx.Filter(decode, self._mask_of(above, decode))
+
+    def _place_conjuncts(
+        self, mask: dx.Expr, late: bool
+    ) -> tuple[list[dx.Expr], ErrorFilter, list[dx.Expr]] | None:
+        """Conjuncts for below the decode, its ``only``, and conjuncts for above it."""
+        if late and self.only is None and not uses_columns(mask, self, self.added):
+            return [mask], None, []
+        rows = (self._name, self.frame._name)
+        below, above, only = [], [], self.only
+        for part in conjuncts(mask):
+            error_filter = self._as_error_filter(part)
+            on_metadata = not uses_columns(part, self, self.added) and is_total(part, rows)
+            if error_filter is not None and only in (None, error_filter):
+                only = error_filter
+            elif on_metadata and (late or self._scan_absorbs(part)):
+                below.append(part)
+            elif is_row_wise(part, rows):
+                above.append(part)
+            else:
+                return None
+        return below, only, above
+
+    def _mask_of(self, parts: Sequence[dx.Expr], decode: dx.Expr) -> dx.Expr:
+        """The conjunction of ``parts``, over ``decode`` in place of this decode."""
+        rows = (self._name, self.frame._name)
+        return _replace_frames(functools.reduce(dx.And, parts), rows, decode)
+
+    def _split_decode(self, mask: dx.Expr) -> dx.Expr | None:
+        """Decode what a conjunct needs, filter, decode the rest; None if each needs all or none."""
+        if not self._is_length_preserving or len(self.images) == 1:
+            return None
+        rows = (self._name, self.frame._name)
+        parts = list(conjuncts(mask))
+        if not all(is_row_wise(part, rows) for part in parts):
+            parts = [mask]
+        needs = [
+            {i for i in self.images if uses_columns(p, self, frozenset(i.columns))} for p in parts
+        ]
+        first = next((images for images in needs if 0 < len(images) < len(self.images)), None)
+        if first is None:
+            return None
+        frame: dx.Expr = self.frame
+        for is_first in (True, False):
+            decode = type(self)(frame, tuple(i for i in self.images if (i in first) is is_first))
+            masks = [p for p, i in zip(parts, needs, strict=True) if (i <= first) is is_first]
+            frame = decode
+            if masks:
+                on_decode = self._mask_of(masks, decode)
+                if not dx.are_co_aligned(decode, on_decode):
+                    return None
+                pushed = decode._push_predicate(on_decode)
+                frame = dx.Filter(decode, on_decode) if pushed is None else pushed
+        return frame if frame.columns == self.columns else frame[self.columns]
+
+    def _scan_absorbs(self, part: dx.Expr) -> bool:
+        """True if a mask can become a filter of the scan directly below."""
+        scan = self.frame
+        return isinstance(scan, Scan) and scan.filtered_by(part.substitute(self, scan)) is not None
+
+    def _as_error_filter(self, part: dx.Expr) -> ErrorFilter:
+        """``ddf.error.isna()`` and its negations as a value of ``only``; None for the rest."""
+        negated = isinstance(part, dx.Invert)
+        part = part.frame if negated else part
+        if not isinstance(part, (dx.IsNa, dx.NotNull)) or not self.images[0].error:
+            return None
+        if len(self.images) > 1:
+            return None  # `only` judges the errors of all images, the predicate those of one
+        column = part.frame
+        if not (
+            isinstance(column, dx.Projection)
+            and column.frame._name == self._name
+            and column.columns == [self.images[0].error]
+            and column.ndim == 1
+        ):
+            return None
+        return "good" if isinstance(part, dx.IsNa) is not negated else "bad"
+
+    def _lower(self) -> dx.Expr | None:
+        frame = self.frame
+        if isinstance(frame, dx.Partitions):
+            # Lowering a head above inserts it; simplified, it becomes an operand of the scan.
+            frame = frame.simplify()
+        fused = decode_in_read(frame, self.images, self.only, self.limit, self.columns)
+        return super()._lower() if fused is None else fused
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        # A decode that drops rows is needed whatever the columns.
+        drops_rows = not self._is_length_preserving
+        unused = isinstance(parent, dx.Index) or self.added.isdisjoint(parent.columns)
+        needed_images = tuple(each for each in self.images if wanted & each.columns or drops_rows)
+        if (unused and not drops_rows) or not needed_images:
+            return type(parent)(self.frame, *parent.operands[1:])
+        images = tuple(
+            replace(
+                each,
+                error=each.error if each.error in wanted else None,
+                pixels=each.pixels and each.image in wanted,
+            )
+            for each in needed_images
+        )
+        # The error of an image needs its reference, too.
+        wanted = wanted.union(each.image for each in images)
+        needed = [name for name in self.frame.columns if name in wanted]
+        if needed == self.frame.columns and images == self.images:
+            return None
+        frame = self.frame if needed == self.frame.columns else self.frame[needed]
+        narrower = type(self)(frame, images, self.only, self.limit)
+        return type(parent)(narrower, *parent.operands[1:])
+
+
+def unfused(expr: dx.Expr) -> dx.Expr:
+    """The query of a frame after ``optimize()``, with scans, decodes and operations apart again."""
+    return _unfused(expr, {})
+
+
+def _unfused(expr: dx.Expr, done: dict[str, dx.Expr]) -> dx.Expr:
+    if expr._name not in done:
+        done[expr._name] = _separate(expr, done)
+    return done[expr._name]
+
+
+def _separate(expr: dx.Expr, done: dict[str, dx.Expr]) -> dx.Expr:
+    if isinstance(expr, dx.Fused):
+        return _unfused(expr.exprs[0], done)
+    if isinstance(expr, ReadAndDecode):
+        decode = Decode(expr.rows, expr.decode.images, expr.decode.only, expr.decode.limit)
+        return decode if decode.columns == expr.columns else decode[expr.columns]
+    operands = [_unfused(op, done) if isinstance(op, dx.Expr) else op for op in expr.operands]
+    same = all(new is old for new, old in zip(operands, expr.operands, strict=True))
+    return expr if same else type(expr)(*operands)
+
+
+def _replace_frames(expr: dx.Expr, names: Sequence[str], new: dx.Expr) -> dx.Expr:
+    """Substitute ``new`` for every subexpression with one of these names."""
+    if expr._name in names:
+        return new
+    operands = (
+        _replace_frames(op, names, new) if isinstance(op, dx.Expr) else op for op in expr.operands
+    )
+    return type(expr)(*operands)

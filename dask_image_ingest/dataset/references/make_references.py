@@ -1,0 +1,153 @@
+"""Make references from columns that locate encoded images, or that hold them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import is_column
+from dask_image_ingest.dataset.plan.base_nodes import MapColumns
+from dask_image_ingest.dataset.schema.file_columns import check_encoded_type, encoded_bytes
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import (
+    REFERENCE,
+    backend_of,
+    is_number,
+    is_text,
+    references_of_fields,
+)
+
+#: The columns that locate an image: shard, offset and size.
+LOCATION_COLUMNS = ("__url__", "offset", "nbytes")
+
+_KEY = "__key__"
+
+
+def add_references(frame: Any, image: Any, error: Any) -> Any:
+    """Add references from the columns `LOCATION_COLUMNS` to a pandas or cuDF frame."""
+    return backend_of(frame).with_references(frame, references_of_locations(frame), image, error)
+
+
+def with_encoded(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
+    """Add references that carry the encoded images of a column of a pandas or cuDF frame."""
+    references = references_of_bytes(frame, encoded)
+    return backend_of(frame).with_references(frame, references, image, error)
+
+
+def point_to_images(rows: dx.Expr, image: Any, error: Any) -> dx.Expr:
+    """Lazy `add_references`."""
+    return MapColumns(rows, add_references, (image, error), (*LOCATION_COLUMNS, _KEY), image, error)
+
+
+def carry_images(rows: dx.Expr, encoded: Any, image: Any, error: Any | None) -> dx.Expr:
+    """Lazy `with_encoded`."""
+    outputs = (image,) if error is None else (image, error)
+    return MapColumns(rows, with_encoded, outputs, (encoded, _KEY), encoded, image, error)
+
+
+def adds_references(expr: Any) -> bool:
+    """True for the expression of `point_to_images`."""
+    return isinstance(expr, MapColumns) and expr.function is add_references
+
+
+def encoded_by(expr: Any) -> Any | None:
+    """The column of encoded images behind an expression of `carry_images`; else None."""
+    carries = isinstance(expr, MapColumns) and expr.function is with_encoded
+    return expr.inputs[0] if carries else None
+
+
+def references_of_locations(frame: Any) -> pa.StructArray:
+    """References from the columns `LOCATION_COLUMNS`; without a version of the shard.
+
+    Raises
+    ------
+    ArgumentError
+        If the columns can't be converted to the types that the reader gives them.
+    """
+    names = [name for name in (*LOCATION_COLUMNS, "__key__") if name in frame.columns]
+    try:
+        table = backend_of(frame).to_arrow(frame[names])
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise ArgumentError(
+            f"the columns {', '.join(names)} of the frame are not those of read_webdataset_images: "
+            f"{error}"
+        ) from error
+    table = _with_reader_types(table)
+    fields = {name.strip("_"): table.column(name).combine_chunks() for name in table.column_names}
+    return references_of_fields(len(table), fields)
+
+
+def _with_reader_types(table: pa.Table) -> pa.Table:
+    """Cast to the types that the reader gives: a merge, for example, makes floats of integers."""
+    for name in table.column_names:
+        column = table.column(name)
+        try:
+            column = _to_string(column) if name.startswith("__") else _to_int64(column)
+        except (pa.ArrowException, TypeError):
+            kind = "strings" if name.startswith("__") else "whole numbers"
+            raise ArgumentError(
+                f"the column {name!r} of the frame is of type {column.type}: decode_images needs "
+                f"{kind}, as read_webdataset_images gives them"
+            ) from None
+        table = table.set_column(table.column_names.index(name), name, column)
+    return table
+
+
+def _to_string(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    kinds = (is_text, pa.types.is_null, pa.types.is_dictionary)
+    if not any(kind(column.type) for kind in kinds):
+        raise TypeError
+    return column.cast(pa.string())
+
+
+def _to_int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if not is_number(column.type) and not pa.types.is_null(column.type):
+        raise TypeError
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
+    return column.cast(pa.int64())
+
+
+def check_encoded(meta: Any, column: Any) -> None:
+    """Raise `ArgumentError` if the column does not exist or can't hold encoded images."""
+    if not is_column(column, meta.columns):
+        raise ArgumentError(f"image={column!r}: the frame has {', '.join(map(repr, meta.columns))}")
+    references_of_bytes(meta.iloc[:0], column)
+
+
+def references_of_bytes(frame: Any, column: Any) -> pa.ChunkedArray:
+    """References that carry the encoded images of a column, without a copy.
+
+    The key is the row's ``__key__``, or else the path in the struct. A row without bytes decodes to
+    the error "missing": a path alone is not opened.
+
+    Raises
+    ------
+    ArgumentError
+        If the column holds no encoded images.
+    """
+    names = [column, *({_KEY} & set(frame.columns) - {column})]
+    try:
+        table = backend_of(frame).to_arrow(frame[names])
+        check_encoded_type(table.schema.field(0).type)
+        chunks = [_references(*batch.columns) for batch in table.to_batches()]
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"the column {column!r} of the frame holds no encoded images ({error}): it needs "
+            "bytes, or structs of bytes and path as Hugging Face has them. Dask makes text of "
+            "Python objects: give the column an Arrow type, astype(pd.ArrowDtype(pa.binary()))"
+        ) from error
+    return pa.chunked_array(chunks, REFERENCE)
+
+
+def _references(encoded: pa.Array, keys: pa.Array | None = None) -> pa.StructArray:
+    if keys is None and pa.types.is_struct(encoded.type) and "path" in encoded.type.names:
+        keys = pc.struct_field(encoded, "path")
+    data = encoded_bytes(encoded)
+    fields = {"nbytes": pc.binary_length(data), "bytes": data}
+    if keys is not None and (is_text(keys.type) or pa.types.is_string_view(keys.type)):
+        fields["key"] = keys
+    return references_of_fields(len(data), fields)

@@ -1,0 +1,336 @@
+"""Late materialization: rewrites of operations that pass images along, so that they run undecoded.
+
+A *move* selects, reorders or redistributes rows (sample, sort, shuffle, merge); over references it
+gives the same rows. Operations that are not listed are not rewritten.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, ClassVar, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+from dask.utils import get_default_shuffle_method
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.base_nodes import AppendsColumns, Dependents, ImageNode
+from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
+from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
+
+
+def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
+    """Sort rows by shard URL and sample number of their references."""
+    keys = [_sort_keys(references_of(frame, name)) for name in names]
+    order = sorted(range(len(frame)), key=lambda row: [key[row] for key in keys])
+    return frame if order == list(range(len(frame))) else frame.take(np.array(order))
+
+
+def _sort_keys(references: pa.ChunkedArray) -> list[tuple[str, int]]:
+    # Null references (unmatched rows of a merge) sort first, in no particular order.
+    urls, numbers, offsets = (
+        field_of(references, name).to_pylist() for name in ("url", "number", "offset")
+    )
+    return [
+        (url or "", (offset or 0) if number is None else number)
+        for url, number, offset in zip(urls, numbers, offsets, strict=True)
+    ]
+
+
+class InOrder(AppendsColumns):
+    """Restores a deterministic row order after an unordered shuffle: sorts each partition.
+
+    Attributes
+    ----------
+    names
+        The columns of references to sort by.
+    """
+
+    _parameters: ClassVar = ["frame", "names"]
+    _preserves_partitioning_information = True
+    _is_length_preserving = True
+    names: tuple[Any, ...]
+
+    operation = staticmethod(_sort_by_sample)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
+
+    @property
+    def added(self) -> frozenset[Any]:
+        """Empty: no column is appended; the base class is for its pushdown rules."""
+        return frozenset()
+
+    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+        names = tuple(name for name in self.names if name in wanted)
+        if not names:
+            return type(parent)(self.frame, *parent.operands[1:])
+        needed = [name for name in self.frame.columns if name in wanted]
+        if needed == self.frame.columns:
+            return None
+        return type(parent)(type(self)(self.frame[needed], names), *parent.operands[1:])
+
+
+#: An expression with references in place of images, and the decodes that its columns need.
+Undecoded: TypeAlias = tuple[dx.Expr, tuple[ColumnDecode, ...]]
+
+
+def over_references(
+    parent: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
+    """``parent`` with its operand ``child`` replaced by the undecoded ``references``.
+
+    None if ``parent`` uses decoded columns (images or their errors), or has no rule.
+    """
+    if parent.operands[0]._name != child._name or len(set(child.columns)) < len(child.columns):
+        return None
+    if type(parent) in COLUMNS_USED:
+        columns = COLUMNS_USED[type(parent)](parent)
+        if columns is None or any(each.columns.intersection(columns) for each in images):
+            return None
+        moved = type(parent)(references, *parent.operands[1:])
+        if isinstance(parent, dx.BaseSetIndexSortValues):
+            _copy_divisions(parent, moved)
+        if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
+            moved = InOrder(moved, tuple(each.image for each in images))
+        return moved, images
+    rewrite = _REWRITES.get(type(parent))
+    return None if rewrite is None else rewrite(parent, child, references, images)
+
+
+def leads_to_a_move(expr: dx.Expr, dependents: Dependents) -> bool:
+    """True if an expression is a move, or some move is reached through rewritable dependents.
+
+    Otherwise nothing is gained by decoding after it.
+    """
+    if _is_move(expr):
+        return True
+    if type(expr) not in _PASSES_ON:
+        return False
+    above = (parent() for parent in dependents[expr._name])
+    return any(leads_to_a_move(parent, dependents) for parent in above if parent is not None)
+
+
+def _is_move(expr: dx.Expr) -> bool:
+    if type(expr) is dx.Repartition:
+        # Not to fewer partitions: each would be decoded by one task. Nor by size: to count the
+        # partitions, Dask would optimise the query.
+        if expr.operand("partition_size") is not None:
+            return False
+        divisions = expr.operand("new_divisions")
+        count = expr.new_partitions if divisions is None else len(divisions) - 1
+        return bool(count > expr.frame.npartitions)
+    kind = type(expr)
+    return kind in _OTHER_MOVES or (kind in COLUMNS_USED and kind not in _PASSES_ON)
+
+
+def _is_unordered(shuffle: dx.Expr) -> bool:
+    # Shuffles through the disk or between workers append rows as they arrive.
+    return (shuffle.method or get_default_shuffle_method()) != "tasks"
+
+
+def _rename(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+    names = expr.operand("columns")
+    if not isinstance(names, Mapping):
+        return None
+    # Only in ``references``: columns whose images are not selected, but whose errors are.
+    hidden = {each.image for each in images if not each.pixels}
+    if hidden.intersection(names) or hidden.intersection(names.values()):
+        return None
+    renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
+    return dx.RenameFrame(references, names), renamed
+
+
+def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+    columns = expr.operand("columns")
+    if not isinstance(columns, list):
+        return None
+    needed = tuple(
+        replace(
+            each,
+            error=each.error if each.error in columns else None,
+            pixels=each.pixels and each.image in columns,
+        )
+        for each in images
+        if each.error in columns or (each.pixels and each.image in columns)
+    )
+    if not needed:
+        return None
+    # The error of an image needs its reference, too.
+    columns = [*columns, *(each.image for each in needed if not each.pixels)]
+    if not set(columns) <= set(references.columns):
+        return None  # an error column that the decode appends: the order would differ
+    return dx.Projection(references, columns), needed
+
+
+def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
+    decoded = {name for each in images for name in each.columns}
+    if not decoded.isdisjoint(expr.keys):
+        return None
+    try:
+        values = _replace_in_all(expr.operands[1:], child, references, decoded)
+    except _NeedsPixelsError:
+        return None
+    return dx.Assign(references, *values), images
+
+
+# ``ddf[mask]`` and ``ddf.loc[mask]``.
+def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
+    decoded = {name for each in images for name in each.columns}
+    try:
+        mask = _replace(expr.operands[1], child, references, decoded)
+    except _NeedsPixelsError:
+        return None
+    return dx.Filter(references, mask), images
+
+
+def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+    """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
+    changed = COLUMNS_CHANGED[type(expr)](expr)
+    if changed is None or any(each.columns.intersection(changed) for each in images):
+        return None
+    return type(expr)(references, *expr.operands[1:]), images
+
+
+class _NeedsPixelsError(Exception):
+    """An expression uses a decoded column."""
+
+
+def _replace_in_all(
+    operands: Any, child: dx.Expr, references: dx.Expr, decoded: set[Any]
+) -> list[Any]:
+    return [
+        _replace(each, child, references, decoded) if isinstance(each, dx.Expr) else each
+        for each in operands
+    ]
+
+
+def _replace(expr: dx.Expr, child: dx.Expr, references: dx.Expr, decoded: set[Any]) -> dx.Expr:
+    """Substitute ``references`` for ``child``; raise if a ``decoded`` column is used."""
+    if expr._name == child._name:
+        raise _NeedsPixelsError
+    if isinstance(expr, dx.Projection) and expr.frame._name == child._name:
+        if not decoded.isdisjoint(expr.columns):
+            raise _NeedsPixelsError
+        return type(expr)(references, *expr.operands[1:])
+    if isinstance(expr, dx.Index) and expr.frame._name == child._name:
+        return dx.Index(references)
+    operands = _replace_in_all(expr.operands, child, references, decoded)
+    unchanged = all(new is old for new, old in zip(operands, expr.operands, strict=True))
+    return expr if unchanged else type(expr)(*operands)
+
+
+_REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
+    dx.RenameFrame: _rename,
+    dx.Assign: _assign,
+    dx.Filter: _filter,
+    dx.Loc: _filter,
+    dx.Projection: _project,
+    **dict.fromkeys(COLUMNS_CHANGED, _change_others),
+}
+
+# Rewritten only if a move follows: nothing is gained otherwise.
+_PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
+
+# Moves that are not in `COLUMNS_USED`; the last two have rules in ``nodes.py``, ``groups.py``.
+_OTHER_MOVES = (dx.Loc, dx.Merge, dx.GroupByApply)
+
+
+def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
+    """Give ``other``, a sort of the same rows, the divisions of ``expr``.
+
+    Dask samples divisions with the sorted frame's name as the seed, so those of ``other`` would
+    differ. They are written to Dask's cache under the name of its sort column.
+    """
+    if not _samples_divisions(expr):
+        return
+    if isinstance(expr, dx.SortValues):
+        column, other_column = expr.frame[expr.by[0]], other.frame[other.by[0]]
+        ascending = expr._divisions_ascending
+    else:
+        column, other_column, ascending = expr.other, other.other, expr.ascending
+    partitions, upsample = expr._npartitions_input, expr.upsample
+    divisions = dx._get_divisions(expr.frame, column, partitions, ascending, upsample=upsample)
+    # 128e6: Dask's default ``partition_size``, a part of the cache's key.
+    dx.divisions_lru[(other_column._name, partitions, ascending, 128e6, upsample)] = divisions
+
+
+def _samples_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
+    """True if Dask samples rows to choose the divisions of a sort."""
+    if isinstance(expr, dx.SetIndex) and expr.operand("user_divisions") is not None:
+        return False
+    return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)
+
+
+def apply_to_groups(
+    apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> dx.Expr | None:
+    """Rewrite a ``groupby().apply`` of ``child`` to group its undecoded ``rows``.
+
+    None if it groups by decoded columns or by anything but names, or applies to a series.
+    """
+    decoded = {name for each in images for name in each.columns}
+    names = {*child.columns, child._meta.index.name}
+    if (
+        apply.frame._name != child._name
+        or apply._slice is not None
+        or not callable(apply.func)
+        or not all(isinstance(name, str) and name in names for name in apply.by)
+        or not decoded.isdisjoint(apply.by)
+        or not all(isinstance(name, str) for name in child.columns)
+    ):
+        return None
+    frame = rows
+    if apply.need_to_shuffle:
+        # By the first column alone, as Dask does.
+        method = apply.operand("shuffle_method")
+        frame = dx.RearrangeByColumn(frame, [apply.by[0]], frame.npartitions, method=method)
+    options = [apply.operand(name) for name in ("group_keys", "observed", "dropna")]
+    call = [apply.operand(name) for name in ("args", "kwargs", "func")]
+    # The meta of ``apply``: Dask infers it by calling the function, which expects pixels.
+    return GroupsOfReferences(frame, None, *options, *call, apply._meta, images, *apply.by)
+
+
+def _apply_decoded(
+    frame: Any,
+    *by: Any,
+    images: tuple[ColumnDecode, ...],
+    dask_func: Callable[..., Any],
+    **options: Any,
+) -> Any:
+    function: Callable[..., Any] = partial(_apply_to_decoded, dask_func, images)
+    if not len(frame):
+        # For an empty frame cuDF makes no groups, and returns its rows instead of a result.
+        frame, function = decode_partition(frame, images), dask_func
+    call = partial(dx.groupby_slice_apply, func=function)
+    return dx.GroupByUDFBlockwise.operation(frame, *by, dask_func=call, **options)
+
+
+def _apply_to_decoded(
+    function: Callable[..., Any],
+    images: tuple[ColumnDecode, ...],
+    group: Any,
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    decoded = decode_partition(group, images)
+    if "name" in vars(group):  # pandas sets the group's key so; ``decoded`` is a new frame
+        object.__setattr__(decoded, "name", group.name)
+    return function(decoded, *args, **kwargs)
+
+
+class GroupsOfReferences(ImageNode, dx.GroupByUDFBlockwise):
+    """Applies a function to the groups of each partition, decoding one group at a time.
+
+    All groups of a partition, decoded together, could exceed a worker's memory.
+    """
+
+    _parameters: ClassVar = [*dx.GroupByUDFBlockwise._parameters, "images"]
+    _keyword_only: ClassVar = [*dx.GroupByUDFBlockwise._keyword_only, "images"]
+    operation = staticmethod(_apply_decoded)

@@ -1,1 +1,0 @@
-"""Writing one shard: tar headers, layout, copied members, sidecar and index."""

@@ -1,0 +1,388 @@
+"""Copying members into a shard: each source is opened once and read in order."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.computing import WRITTEN, count
+from dask_image_ingest.errors import ShardError
+from dask_image_ingest.export.export_options import ExportContext
+from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
+from dask_image_ingest.export.staged_tables import read_batch, take_rows
+from dask_image_ingest.export.tar_layout import Chunk, Layout, index_file, lay_out
+from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.storage import STAGING, ByteReader, find_shards, open_shard, refuse_other_run
+from dask_image_ingest.url_secrets import url_identity
+
+# Members at most so many bytes apart are read together, which costs less than another call.
+_GAP = 8 << 10
+
+# Larger members are read in pieces of this size.
+_LARGE = 16 << 20
+
+# Reads bytes, given offset and size.
+Read = Callable[[int, int], Chunk]
+
+
+def copy_members(
+    file: int,
+    layout: Layout,
+    batch: pa.RecordBatch,
+    columns: pa.Table | None,
+    context: ExportContext,
+) -> str:
+    """Write every member of a layout, with header and padding, to a file.
+
+    Parameters
+    ----------
+    file
+        Descriptor of an empty file, open for reading and writing.
+    columns
+        The bytes of members from columns, as ``made:<extension>``; one row per sample.
+
+    Returns
+    -------
+    str
+        The SHA-256 of the file, as hexadecimal digits.
+
+    Raises
+    ------
+    ShardError
+        If a source has changed since its members were located.
+    """
+    tar = TarWriter(file, layout)
+    for (url, version), members in _group_members(batch, ("url", "version"), layout, SOURCE):
+        with _open_source(url, version, context) as content:
+            offsets, sizes = layout.offsets[members], layout.sizes[members]
+            ends = (offsets + sizes).tolist()
+            content.prefetch(zip(offsets.tolist(), ends, strict=True))
+            _copy(members, layout, partial(_read, content), tar)
+    for (name,), members in _group_members(batch, ("expanded",), layout, EXPANDED):
+        with context.output.open(name) as expanded:
+            _copy(members, layout, lambda at, size: expanded.read_at(size, at), tar)
+    from_columns = np.flatnonzero((layout.where == COLUMN) & (layout.sizes > 0)).tolist()
+    for extension in sorted({layout.extensions[member] for member in from_columns}):
+        if columns is None:
+            raise AssertionError("there are members from columns, and no column was staged")
+        values = columns.column(f"made:{extension}")
+        for member in from_columns:
+            if layout.extensions[member] == extension:
+                tar.write(member, values[int(layout.sample[member])].as_buffer())
+    return tar.finish()
+
+
+def _copy(members: np.ndarray, layout: Layout, read: Read, tar: TarWriter) -> None:
+    """Copy some members of one source, in the order of the source."""
+    order = members[np.argsort(layout.offsets[members], kind="stable")]
+    starts = layout.offsets[order].tolist()
+    ends = (layout.offsets[order] + layout.sizes[order]).tolist()
+    numbers = order.tolist()
+    for first, stop in _coalesce(starts, ends):
+        start, end = starts[first], ends[stop - 1]
+        if end - start > _LARGE:
+            tar.write_large(numbers[first], _pieces(read, start, end))
+            continue
+        data = memoryview(read(start, end - start))
+        for number in range(first, stop):
+            content = data[starts[number] - start : ends[number] - start]
+            tar.write(numbers[number], content)
+
+
+def _coalesce(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
+    """Coalesce members into reads: yields the first member of each, and the one after its last."""
+    gaps = np.asarray(starts[1:]) - ends[:-1]
+    apart = np.flatnonzero((gaps > _GAP) | (gaps < 0)) + 1
+    for first, last in pairwise([0, *apart.tolist(), len(starts)]):
+        while first < last:
+            stop = max(bisect_right(ends, starts[first] + AT_ONCE, first, last), first + 1)
+            yield first, stop
+            first = stop
+
+
+def _read(content: ByteReader, offset: int, size: int) -> Chunk:
+    return content[offset : offset + size]
+
+
+def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
+    for piece in range(start, end, _LARGE):
+        yield read(piece, min(_LARGE, end - piece))
+
+
+def _group_members(
+    batch: pa.RecordBatch, columns: tuple[str, ...], layout: Layout, where: int
+) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
+    """Group the nonempty members of this ``where`` by columns of their samples; numbers of each."""
+    members = np.flatnonzero((layout.where == where) & (layout.sizes > 0))
+    values = list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for member, row in zip(members.tolist(), layout.sample[members].tolist(), strict=True):
+        groups.setdefault(values[row], []).append(member)
+    for group, numbers in groups.items():
+        yield group, np.array(numbers)
+
+
+@contextmanager
+def _open_source(url: str, version: str, context: ExportContext) -> Iterator[ByteReader]:
+    with open_shard(url, context.source_options) as content:
+        if find_shards(url, context.source_options)[0].state != version:
+            raise ShardError(
+                f"{url} has changed since its samples were read. Read it again, and export that"
+            )
+        yield content
+
+
+#: Bytes that are read, hashed and written at once. Few enough to stay in the CPU's cache, and for
+#: the C library to reuse the memory: a page fault costs more than all work on a page.
+AT_ONCE = 256 << 10
+
+# Writeback is started every so many bytes, so that the final fsync has little to wait for.
+_BEHIND = 4 << 20
+
+_ZEROS = memoryview(bytes(512))
+
+
+class TarWriter:
+    """Writer of a new tar with a given layout, whose members may arrive in any order.
+
+    Consecutive members are joined, hashed and written together; bytes that arrive out of order are
+    read again and hashed in the end. Empty members are written with the one that follows.
+    """
+
+    def __init__(self, file: int, layout: Layout) -> None:
+        self._file = file
+        self._layout = layout
+        self._sizes = layout.sizes.tolist()
+        self._headers, self._positions = _merge_empty(layout)
+        #: Chunks that are not written yet, which belong at `_begin` to `_end` of the file.
+        self._pending: list[Chunk] = []
+        self._begin = self._end = 0
+        self._digest = hashlib.sha256()
+        #: The file is hashed up to here.
+        self._hashed = 0
+        #: Writeback was started up to here.
+        self._sent = 0
+        self._written = 0
+
+    def write(self, member: int, content: Chunk) -> None:
+        """Write one member, now or together with those that follow."""
+        size = self._sizes[member]
+        if len(content) != size:
+            raise self._wrong_size(member, len(content))
+        header = self._headers[member]
+        position = self._positions[member]
+        if position != self._end or position - self._begin >= AT_ONCE:
+            self._flush(position)
+        self._pending += (header, content, _ZEROS[: -size % 512])
+        self._end += len(header) + size + -size % 512
+
+    def write_large(self, member: int, pieces: Iterable[Chunk]) -> None:
+        """Write one member in pieces."""
+        size = self._sizes[member]
+        self._flush(self._positions[member])
+        self._pending.append(self._headers[member])
+        received = 0
+        for piece in pieces:
+            self._end += len(self._pending[0])
+            self._flush(self._end)
+            self._pending.append(piece)
+            received += len(piece)
+        if received != size:
+            raise self._wrong_size(member, received)
+        self._pending.append(_ZEROS[: -size % 512])
+        self._end += sum(map(len, self._pending))
+
+    def finish(self) -> str:
+        """Write the end of the archive; the SHA-256 of the whole as hexadecimal digits."""
+        position = self._positions[-1]
+        if position != self._end:
+            self._flush(position)
+        end = self._headers[-1]
+        self._pending += (end, bytes(self._layout.size - position - len(end)))
+        self._flush(self._layout.size)
+        if self._written != self._layout.size:
+            raise AssertionError(f"{self._written} bytes of {self._layout.size} were written")
+        buffer = memoryview(bytearray(AT_ONCE if self._hashed < self._written else 0))
+        while size := os.preadv(self._file, [buffer], self._hashed):
+            self._digest.update(buffer[:size])
+            self._hashed += size
+        return self._digest.hexdigest()
+
+    def _flush(self, next_position: int) -> None:
+        """Write the pending chunks; the next ones belong at ``next_position``."""
+        block = memoryview(b"".join(self._pending))
+        position = self._begin
+        if position == self._hashed:
+            self._digest.update(block)
+            self._hashed += len(block)
+        self._written += len(block)
+        while block:
+            written = os.pwrite(self._file, block, position)
+            block = block[written:]
+            position += written
+        if self._hashed - self._sent >= _BEHIND:
+            # On Linux this starts writeback of dirty pages without waiting for it.
+            count = self._hashed - self._sent
+            os.posix_fadvise(self._file, self._sent, count, os.POSIX_FADV_DONTNEED)
+            self._sent = self._hashed
+        self._pending = []
+        self._begin = self._end = next_position
+
+    def _wrong_size(self, member: int, size: int) -> ShardError:
+        return ShardError(
+            f"{self._layout.names[member]} has {size} bytes where {self._sizes[member]} were "
+            "planned"
+        )
+
+
+def _merge_empty(layout: Layout) -> tuple[list[Chunk], list[int]]:
+    """Headers of members, and their positions in the file; a last entry for the archive's end.
+
+    The headers of empty members are merged into that of the next entry.
+    """
+    end = layout.places[-1:] + layout.sizes[-1:] + -layout.sizes[-1:] % 512
+    headers: list[Chunk] = [*layout.headers, b""]
+    positions: list[int] = [*layout.positions.tolist(), *(end.tolist() or [0])]
+    first = None
+    for member in np.flatnonzero(layout.sizes == 0).tolist():
+        if first is None:
+            first = member
+        if member + 1 == len(layout.sizes) or layout.sizes[member + 1]:
+            headers[member + 1] = b"".join(headers[first : member + 2])
+            positions[member + 1] = positions[first]
+            first = None
+    return headers, positions
+
+
+#: Record of a written shard, as JSON types: names, sizes and digests of its files.
+ShardRecord = dict[str, Any]
+
+
+def done_name(number: int) -> str:
+    """Name of the record of a written shard, for a run that resumes."""
+    return f"{STAGING}/done-{number}.json"
+
+
+def write_shard(number: int, context: ExportContext) -> ShardRecord:
+    """Write a shard, its sidecar and its index, unless an earlier run did.
+
+    Files are committed after all are complete, the shard last: a shard that exists has its sidecar
+    and index.
+
+    Raises
+    ------
+    ExportError
+        If it can't be written, or if another run has begun in the folder.
+    ShardError
+        If a source can't be read, or has changed.
+    """
+    finished = _finished(number, context)
+    if finished:
+        return finished
+    output = context.output
+    *beside, name = context.options.files_of(number)
+    try:
+        batch = read_batch(output, context.planned, number)
+        columns = take_rows(output, *(batch.column(of) for of in ("part", "batch", "row")))
+    except OSError:
+        refuse_other_run(output, context.run)  # it has removed the staged files of this run
+        raise
+    layout = lay_out(batch)
+    contents = _contents(beside, batch, layout, columns, f"{context.url}/{name}")
+    with output.scratch() as file:
+        sha256 = copy_members(file.fileno(), layout, batch, columns, context)
+        record = {
+            "name": name,
+            "samples": len(batch),
+            "members": len(layout.names),
+            "bytes": layout.size,
+            "sha256": sha256,
+            "beside": [_facts(*entry) for entry in contents.items()],
+        }
+        check = partial(refuse_other_run, output, context.run)
+        for beside_name, content in contents.items():
+            output.put(beside_name, content, check)
+        output.commit(file, name, check)
+    count(WRITTEN, len(batch))
+    output.fsync()
+    output.put(done_name(number), json.dumps(record).encode(), check)
+    return record
+
+
+def _finished(number: int, context: ExportContext) -> ShardRecord | None:
+    """Record of a shard that an earlier run finished; None if files are missing."""
+    content = context.output.read(done_name(number))
+    if content is None:
+        return None
+    with suppress(ValueError):  # truncated by a crash of the machine: records are not synced
+        record: ShardRecord = json.loads(content)
+        return record if has_recorded_sizes(record, context.output.size) else None
+    return None
+
+
+def has_recorded_sizes(record: ShardRecord, size_of: Callable[[str], int | None]) -> bool:
+    """True if a shard and the files beside it have the recorded sizes."""
+    return all(size_of(file["name"]) == file["bytes"] for file in (record, *record["beside"]))
+
+
+def _contents(
+    names: list[str], batch: pa.RecordBatch, layout: Layout, columns: pa.Table | None, url: str
+) -> dict[str, bytes]:
+    """Contents of the files beside a shard, by name."""
+    contents = {}
+    for name in names:
+        if name.endswith(".idx"):
+            contents[name] = index_file(layout, len(batch))
+        elif columns is not None:
+            schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
+            contents[name] = sidecar(columns, schema, layout, url)
+    return contents
+
+
+def _facts(name: str, content: bytes) -> dict[str, Any]:
+    return {
+        "name": name,
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+    }
+
+
+def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> bytes:
+    """The columns of a shard's samples as a parquet file.
+
+    ``__url__``, ``offset`` and ``nbytes`` are replaced by those of the image in the new shard at
+    ``url``, null without an image, so that ``decode_images`` finds it.
+    """
+    table = pa.table([_conform(columns, field) for field in schema], schema=schema)
+    # Every sample has a member, so index -1 of a missing image is valid; its value is masked.
+    absent = layout.images < 0
+    locations = {
+        "__url__": pa.array([url_identity(url)] * len(table), pa.string()),
+        "offset": pa.array(layout.places[layout.images], pa.int64(), mask=absent),
+        "nbytes": pa.array(layout.sizes[layout.images], pa.int64(), mask=absent),
+    }
+    for name, values in locations.items():
+        number = schema.get_field_index(name)
+        if number < 0:
+            table = table.append_column(name, values)
+        else:
+            field = schema.field(number)
+            table = table.set_column(number, field, values.cast(field.type))
+    return parquet_bytes(table)
+
+
+def _conform(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
+    """The column of a field, in its type; nulls if the table has none."""
+    if field.name not in table.column_names:
+        return pa.nulls(len(table), field.type)
+    return table.column(field.name).cast(field.type)

@@ -1,0 +1,222 @@
+"""Signals of quality beside Pillow's and NumPy's own, and what they cost to ask."""
+
+import dask.dataframe as dd
+import numpy as np
+import pandas as pd
+import pytest
+from counted import work  # noqa: F401
+from device_arrays import DeviceArray, device_library
+from PIL import Image, ImageFilter, ImageStat
+
+import dask_image_ingest as dii
+from dask_image_ingest.curate import find_issues, measure_quality, summarize_issues
+from dask_image_ingest.curate.quality import PIXEL_SIGNALS, pixel_signals
+
+COLUMNS = [f"quality.{name}" for name in (*PIXEL_SIGNALS, "aspect", "area")]
+
+
+@pytest.fixture(scope="module")
+def ddf(shards):
+    return dii.read_webdataset_images(shards, backend="pandas")
+
+
+def signals(image):
+    pixels = np.asarray(image)
+    pixels = pixels[..., None] if pixels.ndim == 2 else pixels
+    return {name: float(value) for name, (value,) in pixel_signals([pixels[None]], np).items()}
+
+
+def flat(*colour, size=(40, 30)):
+    return Image.new("RGB", size, colour)
+
+
+def test_brightness_and_contrast_are_those_of_the_formula(photos):
+    for photo in photos:
+        pixels = photo.pixels.astype(float)
+        bright = np.sqrt(pixels**2 @ [0.241, 0.691, 0.068]) / 255
+        found = signals(photo.pixels)
+        # Levels are whole, and larger photographs are sampled.
+        assert found["dark"] == pytest.approx(np.percentile(bright, 99), abs=0.03)
+        assert found["light"] == pytest.approx(1 - np.percentile(bright, 5), abs=0.03)
+        assert found["contrast"] == pytest.approx(bright.std(), abs=0.01)
+
+
+def test_entropy_is_pillows_of_the_same_pixels(photos):
+    for photo in photos:
+        step = -(-max(photo.pixels.shape) // 128)
+        sample = Image.fromarray(np.ascontiguousarray(photo.pixels[::step, ::step]))
+        assert signals(photo.pixels)["entropy"] == pytest.approx(sample.entropy(), abs=1e-4)
+        gray = sample.convert("L")
+        assert signals(gray)["entropy"] == pytest.approx(gray.entropy(), abs=1e-4)
+
+
+def test_blur_is_cleanvisions_formula_on_a_small_picture(photos):
+    for photo in photos:
+        image = Image.fromarray(photo.pixels)
+        ratio = max(image.size) / 64
+        size = [max(int(side / ratio), 1) for side in image.size]
+        gray = image.convert("L").resize(size, Image.Resampling.BOX)
+        edges = ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0] ** 0.5
+        spread = 1 - np.exp(-0.01 * np.std(gray.histogram()))
+        expected = min(1 - np.exp(-0.01 * edges) + (spread if spread > 0.18 else 0), 1)
+        # Pillow counts a pixel in whole or not at all.
+        assert signals(image)["blur"] == pytest.approx(expected, abs=0.04)
+
+
+def test_pictures_made_bad_have_the_issue_and_good_ones_have_not(photos):
+    image = Image.fromarray(photos[1].pixels).resize((300, 200))
+    table = pd.DataFrame(
+        [signals(each) for each in (
+            image,
+            image.point(lambda level: level * 0.25),
+            flat(255, 255, 253),
+            image.filter(ImageFilter.GaussianBlur(6)),
+            flat(10, 200, 30),
+            image.convert("L").convert("RGB"),
+        )]
+    ).add_prefix("quality.")  # fmt: skip
+    table["quality.aspect"] = [0.66, 0.66, 0.75, 0.66, 0.75, 0.2]
+    table["quality.area"] = [60_000.0] * 6
+    found = find_issues(table).filter(like="issue.")
+    found.columns = found.columns.str.removeprefix("issue.")
+    names = [set(found.columns[row]) for row in found.to_numpy(bool)]
+    assert names[0] == set()
+    assert names[1] == {"dark"}
+    assert {"light", "low_information", "grayscale"} <= names[2]
+    assert "blurry" in names[3]
+    assert "low_information" in names[4]
+    assert "grayscale" not in names[4]
+    assert names[5] == {"grayscale", "odd_aspect"}
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 300, 3), (2, 2, 1), (129, 5, 3)])
+def test_pictures_of_any_shape_have_all_signals(shape):
+    found = pixel_signals([np.full((1, *shape), 255, np.uint8)], np)
+    assert set(found) == set(PIXEL_SIGNALS)
+    assert np.isfinite(list(found.values())).all()
+    assert (found["dark"], found["light"], found["grayscale"]) == (1, 0, 1)
+
+
+def test_the_code_is_the_same_on_a_device_and_meets_no_array_of_the_host(photos):
+    groups = [photo.pixels[None] for photo in photos[:5]]
+    groups.append(np.stack([photo.pixels[:70, :90] for photo in photos]))
+    expected = pixel_signals(groups, np)
+    found = pixel_signals([DeviceArray(group) for group in groups], device_library)
+    for name in PIXEL_SIGNALS:
+        np.testing.assert_allclose(found[name].get(), expected[name], rtol=1e-6)
+
+
+def test_a_batch_of_one_shape_and_one_of_many_give_the_same(photos):
+    crops = [photo.pixels[:80, :80] for photo in photos]
+    together = pixel_signals([np.stack(crops)], np)
+    for number, crop in enumerate(crops):
+        alone = signals(crop)
+        for name in PIXEL_SIGNALS:
+            assert together[name][number] == pytest.approx(alone[name], abs=1e-5)
+
+
+def test_aspect_and_area_decode_nothing(ddf, photos, work):  # noqa: F811
+    shaped = measure_quality(ddf)[["quality.aspect", "quality.area"]].compute()
+    sizes = [Image.fromarray(photo.pixels).size for photo in photos]
+    aspects = [min(w / h, h / w) for w, h in sizes]
+    assert shaped["quality.aspect"].tolist() == pytest.approx(aspects)
+    assert shaped["quality.area"].tolist() == [w * h for w, h in sizes]
+    assert work["decoded"] == 0
+
+
+def test_a_filter_on_other_columns_is_asked_before_the_decode(ddf, work):  # noqa: F811
+    judged = measure_quality(ddf)
+    wide = judged[(judged.cls == 1) & (judged["quality.aspect"] < 0.9)].compute()
+    assert 0 < len(wide) == work["decoded"]
+
+
+def test_signals_and_issues_together_decode_each_image_once(ddf, work):  # noqa: F811
+    find_issues(measure_quality(ddf)).drop(columns="image").compute()
+    assert work["decoded"] == 24
+
+
+def test_lazy_and_eager_frames_give_the_same_columns(ddf):
+    lazy, eager = find_issues(ddf), find_issues(ddf.compute())
+    assert list(lazy.columns) == list(eager.columns)
+    added = [name for name in lazy.columns if name.startswith(("quality.", "issue."))]
+    computed = lazy[added].compute()
+    pd.testing.assert_frame_equal(computed, eager[added])
+    assert computed.dtypes.to_dict() == lazy[added].dtypes.to_dict()
+    assert set(added) > set(COLUMNS)
+
+
+def test_signals_that_are_missing_are_made_and_none_is_dropped(ddf):
+    expected = find_issues(ddf).compute().filter(like="issue.")
+    partly = measure_quality(ddf).drop(
+        columns=["quality.dark", "quality.grayscale", "quality.aspect"]
+    )
+    found = find_issues(partly)
+    assert {"quality.dark", "quality.grayscale", "quality.aspect"} <= set(found.columns)
+    pd.testing.assert_frame_equal(found.compute().filter(like="issue."), expected)
+    # Without images nothing can be made.
+    alone = find_issues(measure_quality(ddf)[["quality.dark", "quality.area"]])
+    assert [name for name in alone.columns if name.startswith("issue.")] == [
+        "issue.dark",
+        "issue.odd_size",
+    ]
+
+
+def test_a_second_call_replaces_the_columns_of_the_first(ddf):
+    once = measure_quality(ddf)
+    twice = measure_quality(once.assign(**{"quality.dark": -1.0}))
+    assert sorted(twice.columns) == sorted(once.columns)
+    columns = [name for name in once.columns if name.startswith("quality.")]
+    pd.testing.assert_frame_equal(twice[columns].compute(), once[columns].compute())
+
+
+def test_shapes_come_from_the_pixels_where_no_header_tells_them(ddf):
+    expected = measure_quality(ddf)[COLUMNS].compute()
+    found = measure_quality(ddf.drop(columns=["height", "width"]))[COLUMNS].compute()
+    pd.testing.assert_frame_equal(found, expected, check_exact=True)
+
+
+def test_odd_sizes_are_numpys_fence_whatever_the_partitions_are(random):
+    sides = random.integers(300, 400, (500, 2))
+    sides[:3] = [[5000, 4000], [8, 9], [1, 1]]
+    table = pd.DataFrame(sides, columns=["height", "width"])
+    side = np.sqrt(table.height * table.width)
+    low, high = np.percentile(side, [25, 75])
+    expected = (side < low - 3 * (high - low)) | (side > high + 3 * (high - low))
+    assert expected[:3].all()
+    for count in (1, 7):
+        lazy = find_issues(dd.from_pandas(table, npartitions=count))
+        assert lazy["issue.odd_size"].compute().tolist() == expected.tolist()
+        assert lazy.head(2)["issue.odd_size"].tolist() == [True, True]
+
+
+def test_the_summary_counts_what_the_columns_say(ddf):
+    table = find_issues(ddf).compute()
+    summary = summarize_issues(ddf)
+    for name, row in summary.iterrows():
+        assert row["rows"] == table[f"issue.{name}"].sum()
+        assert row["unknown"] == table[f"issue.{name}"].isna().sum()
+    assert summarize_issues(table).equals(summary)
+
+
+def test_an_image_that_cannot_be_decoded_has_no_signals(tmp_path):
+    from few_images import write_bad_shard
+
+    table = find_issues(dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas"))
+    table = table.compute()
+    assert table["quality.blur"].isna().tolist() == table["error"].notna().tolist()
+    assert table["issue.dark"].isna().tolist() == table["error"].notna().tolist()
+    assert summarize_issues(table)["unknown"]["dark"] == table["error"].notna().sum() == 2
+
+
+def test_what_it_cannot_judge_is_refused_with_what_to_do(ddf):
+    for function in (measure_quality, find_issues):
+        with pytest.raises(dii.ArgumentError, match="neither images nor"):
+            function(ddf[["__key__", "height"]])
+    with pytest.raises(dii.ArgumentError, match="pass a Dask, pandas or cuDF dataframe"):
+        measure_quality([1])
+    alpha = ddf.images.map_batches(
+        lambda images: [np.dstack([image, image[..., :1]]) for image in images],
+        {"image": "image"},
+    )
+    with pytest.raises(dii.FunctionError, match="4 channels"):
+        measure_quality(alpha).compute()
