@@ -170,7 +170,8 @@ class _Walk:
             module = _module_name(value)
             if isinstance(value, ModuleType):
                 return module, self._module(value)
-            if _is_users(value):
+            # Of a function inside a function, pickle sends the code itself.
+            if _is_users(value) and "<locals>" not in value.__qualname__:
                 self.names.add(f"{module}:{value.__qualname__.partition('.')[0]}")
             parts = self._class(value) if isinstance(value, type) else self._function(value)
             return module, value.__qualname__, *parts
@@ -211,6 +212,8 @@ class _Walk:
         for name in sorted(names & space.keys()):
             value = space[name]
             yield from (name, value, _version(value))
+            if isinstance(value, FunctionType) and _is_users(value):  # of a decorator, perhaps
+                self.names.add(f"{_module_name(value)}:{value.__qualname__.partition('.')[0]}")
             if isinstance(value, ModuleType) and _is_users(value) and id(value) not in seen:
                 seen.add(id(value))
                 yield from self._used(vars(value), names, seen)

@@ -46,7 +46,7 @@ def run_and_count(numbers):
     """How many lines there may be at most, by the time that it took."""
     start = time.monotonic()
     with dii.progress():
-        assert computing.run(slow, numbers) == list(numbers)
+        assert computing.one_task_per_item(slow, numbers) == list(numbers)
     return (time.monotonic() - start) / SECONDS_PER_LINE + 1
 
 
@@ -84,14 +84,14 @@ def test_with_a_cluster_too(often, client, capsys):
 def test_what_is_quick_or_not_to_be_shown_writes_nothing(capsys, monkeypatch):
     monkeypatch.setattr(computing, "_PATIENCE", 60.0)  # quick even on a busy machine
     with dii.progress():
-        assert computing.run(str, [1]) == ["1"]
-    assert computing.run(slow, range(9)) == list(range(9))
+        assert computing.one_task_per_item(str, [1]) == ["1"]
+    assert computing.one_task_per_item(slow, range(9)) == list(range(9))
     assert capsys.readouterr().err == ""
 
 
 def test_by_default_a_line_comes_twice_a_minute(capsys):
     with dask.config.set(scheduler="synchronous"), dii.progress():
-        computing.run(slow, range(9))
+        computing.one_task_per_item(slow, range(9))
     assert len(lines(capsys)) == 1  # the last
 
 
@@ -147,7 +147,7 @@ def test_a_terminal_has_one_line_with_a_bar(monkeypatch):
     out = Terminal()
     # The line of the inner one would be a second.
     with dask.config.set(scheduler="synchronous"), dii.progress(out), dii.progress(out):
-        computing.run(slow, range(10))
+        computing.one_task_per_item(slow, range(10))
     assert out.getvalue().count("\n") == 1
     moments = [moment.strip() for moment in out.getvalue().strip().split("\r")]
     assert len(moments) >= 3

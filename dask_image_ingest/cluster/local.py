@@ -17,7 +17,8 @@ from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Nanny, Status, Worker
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.cluster.prepare import prepare_workers, reporting_workers, silence_routine
+from dask_image_ingest.cluster.messages import reporting_workers, silence_routine
+from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
 

@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import logging
 import os
 import platform
-import sys
-import threading
-import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import dask
-import numpy as np
 import pandas as pd
 from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
-from distributed.diagnostics.plugin import SchedulerPlugin
 from distributed.protocol.pickle import dumps, loads
-from PIL import Image
 
-from dask_image_ingest.decode import DecodeSpec, decode_one
+from dask_image_ingest.cluster.messages import silence_routine
+from dask_image_ingest.cluster.warm import end_warm_up, warm_up
 from dask_image_ingest.environment import Portable, environment, versions
-from dask_image_ingest.errors import ArgumentError, MissingDependencyError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
 from dask_image_ingest.frames import gpus
 from dask_image_ingest.scheduler_plugin import (
     CheckWorker,
@@ -35,107 +28,6 @@ from dask_image_ingest.scheduler_plugin import (
     run_on_each,
 )
 from dask_image_ingest.storage import find_shards
-
-_warming: list[threading.Thread] = []  # at most one
-
-_STARTING = (Status.created, Status.init, Status.starting)
-
-
-def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
-    """Decode an image in a thread of its own, once per process.
-
-    On a GPU it waits until ``worker`` has started, since the memory pool does not exist before.
-    """
-    if _warming:
-        return
-    thread = threading.Thread(target=_decode, args=(device, worker), name="warm-up", daemon=True)
-    _warming.append(thread)
-    thread.start()
-
-
-def end_warm_up() -> None:
-    """Wait for the warm-up: a worker that closes at once must not be in the middle of an import."""
-    while _warming:
-        _warming.pop().join()
-
-
-def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
-    while device == "gpu" and worker is not None and worker.status in _STARTING:
-        time.sleep(0.05)
-    file = io.BytesIO()
-    Image.new("RGB", (16, 16)).save(file, "JPEG")
-    # If DALI or GPU memory is missing, the first read reports it.
-    with suppress(MissingDependencyError, RuntimeError):
-        decode_one(np.frombuffer(file.getvalue(), np.uint8), DecodeSpec(device=device))
-
-
-_PATIENCE = 5.0  # seconds before the first message, and between messages
-
-# Harmless warnings of Dask: their beginnings, by logger.
-_ROUTINE = {
-    "distributed.shuffle._scheduler_plugin": (
-        "Shuffle %s initialized by task",
-        "Shuffle %s deactivated",
-    ),
-    "distributed.nanny": ("Worker process still alive after",),
-}
-_OF_CLOSING_WORKERS = {"distributed.worker": ("Failed to communicate with scheduler during",)}
-
-
-def silence_routine(closing: bool = False) -> None:
-    """Suppress harmless warnings of Dask: routine ones, or those of a closing worker."""
-    for name, beginnings in (_OF_CLOSING_WORKERS if closing else _ROUTINE).items():
-        logger = logging.getLogger(name)
-        if not any(isinstance(present, _RoutineFilter) for present in logger.filters):
-            logger.addFilter(_RoutineFilter(beginnings))
-
-
-class _RoutineFilter(logging.Filter):
-    def __init__(self, beginnings: tuple[str, ...]) -> None:
-        super().__init__()
-        self._beginnings = beginnings
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not str(record.msg).startswith(self._beginnings)
-
-
-@contextmanager
-def reporting_workers(workers: int) -> Iterator[SchedulerPlugin]:
-    """Write every few seconds how many of ``workers`` have joined.
-
-    Yields the plugin that counts them, to be given to the scheduler.
-    """
-    counter, all_joined = _JoinCounter(), threading.Event()
-
-    def report() -> None:
-        start = time.monotonic()
-        while not all_joined.wait(_PATIENCE):
-            sys.stderr.write(
-                f"start_cluster: {counter.joined} of {workers} workers have joined after "
-                f"{time.monotonic() - start:.0f} s; each imports what the program imports\n"
-            )
-
-    thread = threading.Thread(target=report, name="image-ingest-workers", daemon=True)
-    thread.start()
-    try:
-        yield counter
-    finally:
-        all_joined.set()
-        thread.join()
-
-
-class _JoinCounter(SchedulerPlugin):
-    """Counts the workers that join."""
-
-    name = "image-ingest-joined"
-
-    def __init__(self) -> None:
-        self.joined = 0
-
-    def add_worker(self, scheduler: Any, worker: str) -> None:
-        """Called by Dask."""
-        self.joined += 1
-
 
 _CONFIG = "image-ingest"
 

@@ -9,13 +9,13 @@ from synthetic import write_shards
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import partitioning
-from dask_image_ingest.frames import pandas_backend
+from dask_image_ingest.frames import backend
 
 
 def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch):
     # 4 photographs, 88 MiB decoded, and a machine that could hold anything.
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
-    monkeypatch.setattr(pandas_backend, "MEMORY_LIMIT", 1 << 50)
+    monkeypatch.setattr(backend, "MEMORY_LIMIT", 1 << 50)
     monkeypatch.setattr(partitioning, "_DEFAULT_SIZE", 30 << 20)
     monkeypatch.setattr(partitioning, "_PATIENCE", 0.2)
     none = LocalCluster(n_workers=0, processes=False, dashboard_address=None)
@@ -48,7 +48,7 @@ def test_auto_waits_for_a_worker_that_starts(tmp_path, monkeypatch):
 
 def test_auto_says_what_it_takes_where_workers_have_no_limit(tmp_path, monkeypatch):
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
-    monkeypatch.setattr(pandas_backend, "MEMORY_LIMIT", 1 << 50)
+    monkeypatch.setattr(backend, "MEMORY_LIMIT", 1 << 50)
     monkeypatch.setattr(partitioning, "_DEFAULT_SIZE", 30 << 20)
     unlimited = LocalCluster(
         n_workers=1, processes=False, dashboard_address=None, memory_limit=None

@@ -8,7 +8,7 @@ from distributed import Status
 from processes import until
 
 import dask_image_ingest as dii
-from dask_image_ingest.cluster import prepare
+from dask_image_ingest.cluster import messages
 from dask_image_ingest.cluster.prepare import PrepareWorker
 
 
@@ -25,8 +25,8 @@ def filters():
 
 
 def test_a_start_that_takes_long_says_how_many_workers_have_joined(monkeypatch, capfd):
-    monkeypatch.setattr(prepare, "_PATIENCE", 0.01)
-    with prepare.reporting_workers(3) as plugin:
+    monkeypatch.setattr(messages, "_PATIENCE", 0.01)
+    with messages.reporting_workers(3) as plugin:
         plugin.add_worker(None, "tcp://127.0.0.1:1")
         until(lambda: "1 of 3 workers have joined" in capfd.readouterr().err)
     capfd.readouterr()
@@ -35,7 +35,7 @@ def test_a_start_that_takes_long_says_how_many_workers_have_joined(monkeypatch, 
 
 @pytest.mark.slow
 def test_the_scheduler_counts_workers_beside_the_plugins_of_the_user(forked):
-    mine = prepare._JoinCounter()
+    mine = messages._JoinCounter()
     mine.name = "mine"
     with dii.start_cluster(
         1, gpu=False, dashboard_address=None, scheduler_kwargs={"plugins": [mine]}

@@ -14,7 +14,7 @@ pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
 def is_warm() -> bool:
     """Whether this process has decoded something."""
-    warm = sys.modules.get("dask_image_ingest.cluster.prepare")
+    warm = sys.modules.get("dask_image_ingest.cluster.warm")
     return warm is not None and "nvidia.dali" in sys.modules and not warm._warming[0].is_alive()
 
 

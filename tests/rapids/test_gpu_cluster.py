@@ -15,11 +15,11 @@ def look_around():
     import cudf
     from cudf.core.buffer import spill_manager
     from dask.sizeof import sizeof
-    from dask_image_ingest.cluster import prepare
+    from dask_image_ingest.cluster import warm
     from dask_image_ingest.decode.dali import decode_threads
 
     return {
-        "warmed": len(prepare._warming),
+        "warmed": len(warm._warming),
         "threads": decode_threads(),
         "spill": cudf.get_option("spill"),
         "limit": cudf.get_option("spill_device_limit"),

@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage import MemoryReader, Rows, parquet_file
+from dask_image_ingest.storage import MemoryReader, RowSpan, parquet_file
 from dask_image_ingest.storage.parquet_file import ParquetSource
 
 ROWS = 600
@@ -73,11 +73,11 @@ def test_rows_are_those_of_a_whole_read(kind, seed, monkeypatch):
             if start < stop:
                 expected = table["x"].slice(first + start, stop - start).to_pylist()
                 for packed in (False, True):
-                    arrays = source.read_rows("x", [Rows(group, start, stop)], packed=packed)
+                    arrays = source.read_rows("x", [RowSpan(group, start, stop)], packed=packed)
                     assert [value for array in arrays for value in array.to_pylist()] == expected
         first += rows
     if kind == "struct":
-        arrays = source.read_rows("x.bytes", [Rows(0, 5, 9)])
+        arrays = source.read_rows("x.bytes", [RowSpan(0, 5, 9)])
         values = [each for array in arrays for each in array.field("bytes").to_pylist()]
         assert values == [value["bytes"] for value in table["x"].to_pylist()[5:9]]
 
@@ -92,7 +92,7 @@ def test_only_the_pages_of_the_rows_are_read(monkeypatch):
     content = Counted(file.getvalue())
     source = ParquetSource("a.parquet", content)
     content.read = 0
-    arrays = source.read_rows("x", [Rows(0, 300, 330)])
+    arrays = source.read_rows("x", [RowSpan(0, 300, 330)])
     assert pa.chunked_array(arrays).equals(pa.chunked_array([values[300:330]]))
     assert content.read < 45 * 10_000 + 60 * 256
 
@@ -118,7 +118,7 @@ def test_what_unpacks_beyond_the_limit_is_an_error(kind):
     pa.set_memory_pool(pool)
     try:
         with pytest.raises(ShardError, match=r"'x'.* unpack to more than 50,000,000"):
-            source.read_rows("x", [Rows(0, 0, count)], limit=50_000_000)
+            source.read_rows("x", [RowSpan(0, 0, count)], limit=50_000_000)
     finally:
         pa.set_memory_pool(default)
     assert pool.max_memory() < 50_000_000
@@ -137,7 +137,7 @@ def test_damaged_pages_are_errors(seed):
             start = int(rng.integers(ROWS - 50))
             try:
                 source = ParquetSource("a.parquet", MemoryReader(bytes(data)))
-                arrays = source.read_rows("x", [Rows(0, start, start + 50)])
+                arrays = source.read_rows("x", [RowSpan(0, start, start + 50)])
             except ShardError:
                 continue
             assert pa.chunked_array(arrays).to_pylist() == table["x"].to_pylist()[start:][:50]

@@ -159,10 +159,10 @@ def apart(path, load):
 
 def pipelines():
     """How many GPU pipelines of DALI this process has, once it has warmed up."""
-    from dask_image_ingest.cluster import prepare
+    from dask_image_ingest.cluster import warm
     from dask_image_ingest.decode import dali
 
-    for thread in prepare._warming:
+    for thread in warm._warming:
         thread.join()
     return sum(each._pipeline is not None for each in dali._all)
 
