@@ -2,7 +2,7 @@
 
 In: a frame of a read and row-wise steps after it. Out: a lazy frame that reads the files.
 `query` identifies the query and the shards of each partition, `manifest` the owner of a folder;
-`runner` computes missing partitions, `scan` reads stored ones.
+`runner` computes missing partitions, `stored_frame` reads stored ones.
 """
 
 from dask_image_ingest.checkpoint.checkpoint import checkpoint

@@ -1,4 +1,4 @@
-"""Copying members into a shard: each source is opened once and read in order."""
+"""Writing of a shard: members are copied from their sources, each opened once and read in order."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ class LastDecode:
     ----------
     rows
         The query below the decode, with references in place of images.
-    images, keep
+    images, only
         As for `Decode`.
     columns
         Columns of the decoded result, in order.

@@ -53,7 +53,7 @@ def _no_image(why: str) -> Header:
 # Without sparse members: an image with an offset is stored in one piece.
 _EMPTY_INDEX = ShardIndex()
 
-_NO_BYTES = _no_image("the row points to no image bytes")
+_NO_LOCATION = _no_image("the row points to no image bytes")
 _OUTSIDE = _no_image("the row points beyond the end of its shard")
 _NO_KEY = _no_image("the row has no offset of its image, and no __key__ to find its sample by")
 
@@ -135,7 +135,7 @@ def _visit(
 
     ``longest`` limits how many bytes of each image are prefetched; None for all.
     """
-    results: list[bytes | memoryview | Header] = [_NO_BYTES] * len(references)
+    results: list[bytes | memoryview | Header] = [_NO_LOCATION] * len(references)
     by_shard: dict[str, list[int]] = {}
     for row, each in enumerate(references):
         if each.bytes is not None:
@@ -226,7 +226,7 @@ class _Samples:
             if span[1] == reference.nbytes and (sample.duplicates or span[0] in self._index.sparse)
         ]
         if not matches or any(sample is not matches[0][0] for sample, _ in matches):
-            return _NO_BYTES if reference.key else _NO_KEY
+            return _NO_LOCATION if reference.key else _NO_KEY
         sample, span = matches[0]
         error = too_large_error(self._index, span)
         if sample.duplicates or error:

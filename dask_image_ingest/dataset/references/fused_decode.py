@@ -43,7 +43,7 @@ class ScanPlaceholder(dx.Expr):
 
 @dataclass(frozen=True, eq=False)
 class Steps:
-    """Operations between a scan and its decode: an expression over `Rows`."""
+    """Operations between a scan and its decode: an expression over `ScanPlaceholder`."""
 
     expr: dx.Expr
 

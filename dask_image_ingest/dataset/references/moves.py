@@ -237,7 +237,7 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
 # Rewritten only if a move follows: nothing is gained otherwise.
 _PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
 
-# Moves that are not in `COLUMNS_USED`; the last two have rules in ``nodes.py``, ``groups.py``.
+# Moves that are not in `COLUMNS_USED`; the last two have rules of their own.
 _OTHER_MOVES = (dx.Loc, dx.Merge, dx.GroupByApply)
 
 
