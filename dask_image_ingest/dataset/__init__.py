@@ -6,6 +6,8 @@ reading at ``scan/task.py``.
 
 from dask_image_ingest.dataset import predicates
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
+from dask_image_ingest.dataset.image_files import read_images
+from dask_image_ingest.dataset.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.plan.alignment import install_alignment
 from dask_image_ingest.dataset.plan.base_nodes import (
     AppendsColumns,
@@ -31,9 +33,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
 )
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read
-from dask_image_ingest.dataset.read_images import read_images
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.read_parquet_images import read_parquet_images
 from dask_image_ingest.dataset.references.chunks import (
     ChunkedMap,
     LastDecode,

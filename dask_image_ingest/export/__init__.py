@@ -1,7 +1,7 @@
 """Export of a frame's samples, with their original bytes.
 
 In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files. Shards are planned
-from keys and offsets only (``plan/``); then one task per shard copies byte ranges (``write_shards``).
+from keys and offsets only (``plan/``); then one task per shard copies byte ranges: `write_shards`.
 """
 
 from dask_image_ingest.export.members import Encode

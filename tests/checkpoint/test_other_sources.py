@@ -12,13 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import read_images, read_parquet_images
+from dask_image_ingest.dataset import image_files, parquet_images
 
 
 @pytest.fixture(autouse=True)
 def small_partitions(monkeypatch):
-    monkeypatch.setattr(read_images, "_MOST_FILES", 4)
-    monkeypatch.setattr(read_parquet_images, "_MOST_ENCODED", 60_000)
+    monkeypatch.setattr(image_files, "_MOST_FILES", 4)
+    monkeypatch.setattr(parquet_images, "_MOST_ENCODED", 60_000)
     with dask.config.set(scheduler="sync"):
         yield
 

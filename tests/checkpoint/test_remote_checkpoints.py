@@ -101,11 +101,11 @@ def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
     assert len(uploads) == 4
 
 
-@pytest.mark.parametrize("step", ["tasks_of", "run"])
+@pytest.mark.parametrize("step", ["tasks_of", "one_task_per_item"])
 def test_a_checkpoint_that_slept_while_another_took_over_changes_nothing(
     step, frame, remote, quick, monkeypatch
 ):
-    owner = {"tasks_of": FingerprintedQuery, "run": runner}[step]
+    owner = {"tasks_of": FingerprintedQuery, "one_task_per_item": runner}[step]
     sleeper = Sleeper(monkeypatch, owner, step, lambda: checkpoint(frame, remote))
     try:
         other = frame.assign(more=frame["width"] * 2)

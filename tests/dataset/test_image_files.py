@@ -15,7 +15,7 @@ from counted import work  # noqa: F401
 from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import read_images as module
+from dask_image_ingest.dataset import image_files as module
 from dask_image_ingest.dataset.scan import file_rows
 
 CLASSES = {"cat": 0, "dog": 1, "zebra": 2}  # as ImageFolder sorts them

@@ -17,7 +17,7 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import read_parquet_images as module
+from dask_image_ingest.dataset import parquet_images as module
 
 # Dask's own call of pandas 3.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")

@@ -94,8 +94,8 @@ def place(request, tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_frame_has_rows_of_two_versions(source, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.dataset.read_parquet_images._MOST_ENCODED", 1 << 10)
-    monkeypatch.setattr("dask_image_ingest.dataset.read_images._MOST_FILES", 1)
+    monkeypatch.setattr("dask_image_ingest.dataset.parquet_images._MOST_ENCODED", 1 << 10)
+    monkeypatch.setattr("dask_image_ingest.dataset.image_files._MOST_FILES", 1)
     files, read = SOURCES[source]
     url, put = place
     for name, version in files.items():

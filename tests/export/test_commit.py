@@ -276,7 +276,9 @@ def test_the_shards_that_are_read_are_not_written_over(table, out):
     export(table, out)
     again = dii.read_webdataset_images(out, backend="pandas")
     before = contents(out)
-    with pytest.raises(ExportError, match=r"the frame reads .*000.tar, which this export would"):
+    with pytest.raises(
+        ExportError, match=r"the frame reads .*000.(tar|parquet), which this export would"
+    ):
         export(again, out, overwrite=True)
     assert contents(out) == before
 

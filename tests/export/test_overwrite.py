@@ -13,7 +13,7 @@ from witnesses import contents
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 
-READS = r"the frame reads .*000\.tar, which this export would"
+READS = r"the frame reads .*000\.(tar|parquet), which this export would"
 
 
 @pytest.fixture
