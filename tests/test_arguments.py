@@ -85,6 +85,7 @@ def passes(function, arguments):
     return True
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.newest
 def test_one_wrong_argument_is_an_error_of_this_package(calls, monkeypatch, tmp_path):

@@ -27,6 +27,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path, see
     assert_all_went_on(told)
 
 
+@pytest.mark.nightly
 @pytest.mark.rounds(1, nightly=5)
 def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_files(shards, s3_server, seed):
     empty_bucket(s3_server, "checkpoints")
@@ -34,7 +35,7 @@ def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_files(shards, s3_ser
     assert_all_went_on(results(start(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server)))
 
 
-@pytest.mark.parametrize("where", ["here", "cluster"])
+@pytest.mark.parametrize("where", ["here", pytest.param("cluster", marks=pytest.mark.nightly)])
 def test_what_was_stored_when_all_processes_were_killed_is_not_computed_again(
     where, shards, tmp_path
 ):

@@ -17,7 +17,7 @@ from random_queries import choose, quiet
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError
 
-QUERIES = 30
+QUERIES = 12
 
 
 pytestmark = pytest.mark.slow

@@ -375,7 +375,7 @@ def with_gaps(photos, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.rounds(1, nightly=10)
+@pytest.mark.rounds(1, nightly=20)
 def test_random_queries_give_the_same_with_and_without_the_optimiser(with_gaps, rng):
     ddf = dii.read_webdataset_images(with_gaps, backend="pandas", size=16)
     everything = [ddf.get_partition(i).compute() for i in range(ddf.npartitions)]
@@ -384,7 +384,7 @@ def test_random_queries_give_the_same_with_and_without_the_optimiser(with_gaps, 
         [dask.delayed(part) for part in everything], meta=everything[0].iloc[:0]
     )
     columns = ["__key__", "width", "height", "cls", "txt", "error", "image"]
-    for round_ in range(60):
+    for round_ in range(30):
         predicate = random_predicate(rng, ddf)
         kept = rng.sample(columns, rng.randint(1, len(columns)))
         lazy = ddf[predicate(ddf)][kept]
@@ -482,6 +482,7 @@ print(ddf.npartitions, len(graph), (peak - idle) * 1024, sum("shard-" in path fo
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.newest
 def test_a_hundred_thousand_shards_are_a_small_collection_of_small_tasks(shards, tmp_path):

@@ -10,7 +10,7 @@ from dask_image_ingest.dataset.plan.scan_node import Scan
 
 pytestmark = pytest.mark.slow
 
-QUERIES = 60
+QUERIES = 30
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def made(tmp_path_factory):
         return sources(tmp_path_factory.mktemp("queries"))
 
 
-@pytest.mark.rounds(1, nightly=70)
+@pytest.mark.rounds(1, nightly=140)
 def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
     seeds = range(seed * QUERIES, (seed + 1) * QUERIES)
     found: list[str] = []
@@ -32,6 +32,7 @@ def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
     assert asked["refused"] < len(seeds) / 10
 
 
+@pytest.mark.nightly
 def test_random_queries_notice_partitions_that_are_joined_late(made, monkeypatch):
     monkeypatch.setattr(Scan, "_fusion_compression_factor", 0.01)
     with quiet():

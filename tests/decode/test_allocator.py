@@ -41,6 +41,7 @@ def faults_of_an_image(shard, trim_threshold: str) -> float:
     return printed(PRINT_FAULTS, SHARD=str(shard), MALLOC_TRIM_THRESHOLD_=trim_threshold)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.newest
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's malloc is meant")

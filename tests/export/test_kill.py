@@ -39,6 +39,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(shards, tmp_path, see
     assert_all_went_on(told)
 
 
+@pytest.mark.nightly
 @pytest.mark.rounds(1, nightly=5)
 def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_bytes(shards, s3_server, seed):
     empty_bucket(s3_server, "killed")
@@ -67,6 +68,7 @@ def test_a_killed_cluster_leaves_an_export_that_goes_on(shards, cluster_export):
     assert goes_on(shards, out)
 
 
+@pytest.mark.nightly
 def test_a_killed_worker_costs_no_shard(shards, cluster_export):
     process, out = cluster_export
     _, first, _ = process.stdout.readline().split()

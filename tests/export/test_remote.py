@@ -25,9 +25,9 @@ pytestmark = pytest.mark.slow
 
 
 STEPS = ["stage_frame", "prepare", "one_task_per_item", "refuse_other_run"]
-# The server makes an export slow: two of its cases stand for the others.
+# The server makes an export slow: one of its cases stands for the others.
 ONLY_NIGHTLY = {("s3", step, how) for step in STEPS for how in ("resume", "overwrite")}
-ONLY_NIGHTLY -= {("s3", "stage_frame", "overwrite"), ("s3", "one_task_per_item", "resume")}
+ONLY_NIGHTLY -= {("s3", "one_task_per_item", "resume")}
 
 
 @pytest.fixture

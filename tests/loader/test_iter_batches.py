@@ -325,6 +325,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.nightly
 @pytest.mark.newest
 @pytest.mark.slow
 def test_a_script_that_ends_does_not_wait_for_a_partition_of_a_cluster(shards, ddf):

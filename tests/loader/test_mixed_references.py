@@ -81,7 +81,7 @@ def test_images_and_labels_stay_with_their_keys(ddf):
 
 
 @pytest.mark.parametrize("buffer", ["1 KiB", 10**6])
-@pytest.mark.parametrize("where", ["threads", pytest.param("cluster", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("where", ["threads", pytest.param("cluster", marks=pytest.mark.nightly)])
 def test_each_image_comes_once_and_positions_go_on(ddf, buffer, where, request, monkeypatch):
     if where == "cluster":
         request.getfixturevalue("client")

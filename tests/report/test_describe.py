@@ -204,6 +204,7 @@ def test_totals_are_those_of_the_samples(rng, tmp_path, capsys):
         assert {name: told[url][name] for name in expected} == expected
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.newest
 def test_a_small_file_that_unpacks_to_a_gigabyte_is_described_in_bounded_memory(tmp_path):

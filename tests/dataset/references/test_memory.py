@@ -65,6 +65,7 @@ def means(group):
     return pd.DataFrame({"key": keys, "mean": [a.mean() for a in group.images.arrays()]})
 
 
+@pytest.mark.nightly
 def test_more_pixels_than_workers_hold_are_moved_and_no_worker_dies(client, shards, want, tmp_path):
     ddf = dii.read_webdataset_images(shards, backend="pandas", components={"cls": "int64"})
     rows = SHARDS * IMAGES

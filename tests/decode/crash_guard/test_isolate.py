@@ -96,6 +96,7 @@ def pixels_alone(data: bytes) -> np.ndarray:
     return kept.image
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spawned")
 def test_a_decoder_crash_costs_one_row_and_one_worker(shards, members, tmp_path, monkeypatch):
     for name, value in plant(tmp_path / "bug").items():
@@ -123,6 +124,7 @@ def died(dask_scheduler) -> int:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("spawned")
 def test_a_job_that_died_of_an_image_names_the_shard_and_finds_it_in_the_next_run(
     shards, members, tmp_path, monkeypatch, capsys
