@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping, Sequence
 from itertools import chain, compress
 from typing import Any, NamedTuple
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.dataset import image_member
 from dask_image_ingest.export.export_options import Options
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, Sample, ShardIndex, duplicate_error
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, META_NAME, Sample, ShardIndex, duplicate_error
 
 #: Where a member's bytes are: in the source shard, in the file of expanded members, or in a column.
 SOURCE, EXPANDED, COLUMN = range(3)
@@ -35,9 +34,6 @@ _FIELDS = {
 }
 
 _IMAGES = IMAGE_EXTENSIONS.split(";")
-
-# webdataset's skip_meta, which looks at the whole name.
-_SKIPPED = re.compile(r"__[^/]*__($|/)")
 
 
 class Row(NamedTuple):
@@ -276,6 +272,6 @@ def _problem(key: str, extensions: Collection[str], options: Options) -> str | N
             return f"bad-extension: {extension!r} has characters that not every reader takes"
         if options.index and (not extension or any(map(str.isspace, extension))):
             return f"bad-extension: {extension!r} cannot stand in an index, where blanks separate"
-        if key.startswith("__") and _SKIPPED.match(f"{key}.{extension}"):
+        if key.startswith("__") and META_NAME.match(f"{key}.{extension}"):
             return f"bad-key: readers skip {key}.{extension}, as they do __this__"
     return None

@@ -12,16 +12,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import compress
+from tarfile import BLOCKSIZE, RECORDSIZE
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.index import wds2idx_text
 
-BLOCK = tarfile.BLOCKSIZE
-
 # An archive ends with two blocks of zeros, padded to a whole record, as by GNU tar.
-_END, _RECORD = 2 * BLOCK, tarfile.RECORDSIZE
+_END = 2 * BLOCKSIZE
 
 # Longest name and largest size in a plain header.
 _LONGEST, _LARGEST = 100, 8**11 - 1
@@ -42,7 +41,7 @@ def headers(names: Sequence[str], sizes: np.ndarray, samples: np.ndarray) -> lis
     plain = np.array([len(name) <= _LONGEST and name.isascii() for name in encoded], bool)
     plain &= sizes <= _LARGEST
     blocks = _plain_headers(list(compress(encoded, plain)), sizes[plain])
-    plain_headers = (blocks[at : at + BLOCK] for at in range(0, len(blocks), BLOCK))
+    plain_headers = (blocks[at : at + BLOCKSIZE] for at in range(0, len(blocks), BLOCKSIZE))
     return [
         next(plain_headers)
         if is_plain
@@ -53,7 +52,7 @@ def headers(names: Sequence[str], sizes: np.ndarray, samples: np.ndarray) -> lis
 
 def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
     """Sizes of the headers that :func:`headers` makes, in bytes."""
-    nbytes = np.full(len(names), BLOCK, np.int64)
+    nbytes = np.full(len(names), BLOCKSIZE, np.int64)
     for number, name in enumerate(names):
         if len(name) > _LONGEST or not name.isascii() or sizes[number] > _LARGEST:
             nbytes[number] = len(_extended_header(name, int(sizes[number]), 0))
@@ -62,17 +61,17 @@ def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
 
 def padding(sizes: np.ndarray) -> np.ndarray:
     """Padding after each member, in bytes."""
-    return -sizes % BLOCK
+    return -sizes % BLOCKSIZE
 
 
 def tar_size(members: int) -> int:
     """Size of an archive, given the bytes of its members with headers and padding."""
-    return -(-(members + _END) // _RECORD) * _RECORD
+    return -(-(members + _END) // RECORDSIZE) * RECORDSIZE
 
 
 def room_for_members(limit: int) -> int:
     """Most bytes of members, with headers and padding, in an archive of at most ``limit`` bytes."""
-    return max(limit // _RECORD * _RECORD - _END, 0)
+    return max(limit // RECORDSIZE * RECORDSIZE - _END, 0)
 
 
 def _plain_headers(names: list[bytes], sizes: np.ndarray) -> bytes:
@@ -114,7 +113,7 @@ def _extended_header(name: str, size: int, sample: int) -> bytes:
         (
             extended.tobuf(tarfile.USTAR_FORMAT),
             records,
-            bytes(-len(records) % BLOCK),
+            bytes(-len(records) % BLOCKSIZE),
             info.tobuf(tarfile.USTAR_FORMAT, "utf-8"),
         )
     )

@@ -16,7 +16,7 @@ from dask_image_ingest.tar.content import (
     read_member,
     too_large_error,
 )
-from dask_image_ingest.tar.index import index_head, index_tar
+from dask_image_ingest.tar.index import META_NAME, index_head, index_tar
 from dask_image_ingest.tar.scan import Damage, SparseMember
 from dask_image_ingest.tar.shard_index import (
     FIELDS,
@@ -37,6 +37,7 @@ __all__ = [
     "LARGEST_VALUE",
     "LINKS",
     "MAX_MEMBER_BYTES",
+    "META_NAME",
     "SPAN_FIELDS",
     "TEXTS",
     "Damage",

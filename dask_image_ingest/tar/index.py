@@ -26,9 +26,11 @@ from dask_image_ingest.tar.shard_index import Places, ShardIndex, Skipped
 # Key, extension, offset and size of a member.
 _Named = tuple[str, str, int, int]
 
-# Both from webdataset: base_plus_ext and skip_meta in its module tariterators.
+# From webdataset: base_plus_ext in its module tariterators.
 _KEY_AND_EXTENSION = re.compile(r"^((?:.*/|)[^.]+)[.]([^/]*)$")
-_META = re.compile(r"__[^/]*__($|/)")
+
+#: From there, too: skip_meta, which looks at the whole name.
+META_NAME = re.compile(r"__[^/]*__($|/)")
 
 # Files that macOS puts beside others: resource forks (AppleDouble), and what Finder remembers.
 _MACOS = re.compile(r"(?:.*/|)(?:[.]_[^/]*|[.]DS_Store)$", re.DOTALL)
@@ -156,7 +158,7 @@ def _split_name(name: str) -> tuple[str, str] | str:
     """Key and extension; for a member of no sample a code that says why."""
     if _MACOS.match(name):
         return "macos"
-    if _META.match(name) or (name.startswith("__") and name.endswith("__") and "/" not in name):
+    if META_NAME.match(name) or (name.startswith("__") and name.endswith("__") and "/" not in name):
         return "meta"
     match = _KEY_AND_EXTENSION.match(name)
     return (match[1], match[2]) if match else "no-extension"

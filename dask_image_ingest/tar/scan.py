@@ -19,7 +19,7 @@ import numpy as np
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import ByteReader, ReaderFile, describe_bytes
 
-BLOCK = 512
+BLOCK = tarfile.BLOCKSIZE
 
 
 class SparseMember(NamedTuple):
