@@ -25,7 +25,7 @@ from dask_image_ingest.dataset import (
 )
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export import decoded_modes
+from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.loader import LazySource, Source
@@ -74,7 +74,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         self, format: Literal["jpeg", "png", "webp"] = "jpeg", *, quality: int = 92
     ) -> dd.Series:
         encoded = super().encode(format, quality=quality)
-        if format == "jpeg" and "labels" in decoded_modes(self._frame, self.column):
+        if format == "jpeg" and "labels" in image_origin(self._frame, self.column).modes:
             raise ArgumentError(
                 f"encode: JPEG changes the labels of {self.column!r}: pass 'png' or 'webp'"
             )

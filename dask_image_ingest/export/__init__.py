@@ -13,7 +13,7 @@ from dask_image_ingest.export.query import (
     query_steps,
     source_options_of,
 )
-from dask_image_ingest.export.stored_images import decoded_modes
+from dask_image_ingest.export.stored_images import image_origin
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset
 
@@ -21,8 +21,8 @@ __all__ = [
     "Encode",
     "QueryStep",
     "RefusedRowsError",
-    "decoded_modes",
     "digest_of",
+    "image_origin",
     "operation_name",
     "query_steps",
     "source_options_of",

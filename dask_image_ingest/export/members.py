@@ -230,7 +230,7 @@ def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
     if not isinstance(member.columns, str):
         columns = {name: _widened(table.column(name)) for name in member.columns}
         rows = pa.table(columns).to_pylist()
-        return pa.array([_as_json(row).encode() for row in rows], pa.large_binary())
+        return pa.array([_as_text(row) for row in rows], pa.large_binary())
     column = table.column(member.columns)
     if member.extension.rpartition(".")[2] == "npy" and _is_array(column.type):
         return _as_npy(column, member)
@@ -389,11 +389,9 @@ def _as_text(value: Any) -> bytes:
         return value.isoformat().encode()
     if isinstance(value, timedelta):
         return str(_to_json(value)).encode()
-    return (str(value) if isinstance(value, (float, Decimal)) else _as_json(value)).encode()
-
-
-def _as_json(value: Any) -> str:
-    return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
+    if isinstance(value, (float, Decimal)):
+        return str(value).encode()
+    return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False).encode()
 
 
 def _to_json(value: Any) -> Any:

@@ -90,11 +90,6 @@ def image_origin(frame: Any, column: str) -> ImageOrigin:
     )
 
 
-def decoded_modes(frame: Any, column: str) -> frozenset[Mode]:
-    """The modes that the images of a column were decoded in, as far as they are known."""
-    return image_origin(frame, column).modes
-
-
 def _computed_origin(frame: Any, column: str) -> ImageOrigin:
     if backend_of(frame).is_images(frame[column].dtype):
         is_image = column == "image"

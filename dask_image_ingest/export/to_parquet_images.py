@@ -180,13 +180,12 @@ def to_parquet_images(
             _write_part, make=make, schema=_schema(empty, features), output=output, run=run
         )
         if lazy is None:
-            parts = [write(frame)]
+            names = write(frame)
         else:
-            names = frame.map_partitions(_name_of_part, write=write, meta=_NAMES)
-            (table,) = compute(names)
-            parts = table["part"].tolist()
-        # Of a frame without rows, one file without any.
-        parts = list(filter(None, parts)) or [write(meta.iloc[:0], keeps_empty=True)]
+            (names,) = compute(frame.map_partitions(write, meta=_NAMES))
+        if not len(names):  # of a frame without rows, one file without any
+            names = write(meta.iloc[:0], keeps_empty=True)
+        parts = names["part"].tolist()
         refuse_other_run(output, run)
         check_lock()
         new = {f"{STAGING}/{part}": f"part.{number}.parquet" for number, part in enumerate(parts)}
@@ -204,10 +203,6 @@ def _schema(empty: pd.DataFrame, features: dict[str, Any]) -> pa.Schema:
     return pa.schema(fields, {_KEY: json.dumps({"info": {"features": features}}).encode()})
 
 
-def _name_of_part(frame: Any, write: Callable[[Any], str | None]) -> pd.DataFrame:
-    return pd.DataFrame({"part": filter(None, [write(frame)])}, dtype=_NAMES["part"].dtype)
-
-
 def _write_part(
     frame: Any,
     make: Callable[[Any], pd.DataFrame],
@@ -215,15 +210,15 @@ def _write_part(
     output: OutputStore,
     run: str,
     keeps_empty: bool = False,
-) -> str | None:
-    """Stage the file of a partition; its name in the staging folder, None if it has no rows.
+) -> pd.DataFrame:
+    """Stage the file of a partition; a row with its name, none if the partition has no rows.
 
     A file without rows is not written, since ``datasets`` can't read its row group.
     """
     refuse_sources(files_of_rows(frame), folder=output.url)
     rows = make(frame)
     if not len(rows) and not keeps_empty:
-        return None
+        return _NAMES
     try:
         table = pa.Table.from_pandas(rows, schema, preserve_index=False)
     except pa.ArrowException as error:
@@ -240,7 +235,7 @@ def _write_part(
                 writer.write_table(table)
         check = functools.partial(refuse_other_run, output, run)
         output.commit(file, f"{STAGING}/{name}", check)
-    return name
+    return pd.DataFrame({"part": [name]}, dtype="object")
 
 
 def _is_decoded(frame: Any, column: Any) -> bool:
