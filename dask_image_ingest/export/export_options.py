@@ -73,7 +73,7 @@ class ExportContext:
         Id of this run, for `refuse_other_run`.
     locations
         Staged table with a batch of rows to locate for each task.
-    planned
+    shard_rows
         Staged table with a batch of rows for each shard to write.
     """
 
@@ -83,7 +83,7 @@ class ExportContext:
     source_options: dict[str, Any] | None = field(default=None, hash=False)
     run: str = ""
     locations: str = ""
-    planned: str = ""
+    shard_rows: str = ""
 
 
 def staged_name(prefix: str) -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -20,7 +20,6 @@ from dask_image_ingest.export.export_options import (
     MANIFEST,
     PLAN,
     ExportContext,
-    Options,
     staged_name,
 )
 from dask_image_ingest.export.manifest import (
@@ -32,16 +31,19 @@ from dask_image_ingest.export.manifest import (
     result_frame,
 )
 from dask_image_ingest.export.plan.planner import Prepared, prepare
-from dask_image_ingest.export.plan.rejected_rows import assigns_keys
 from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
-from dask_image_ingest.export.query import frame_fingerprint, shards_read, unstable_steps
+from dask_image_ingest.export.query import (
+    assigns_keys,
+    frame_fingerprint,
+    shards_read,
+    unstable_steps,
+)
 from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import (
     REPLACEMENT,
     RUN,
     STAGING,
-    OutputStore,
     acquire,
     begin_run,
     refuse_other_run,
@@ -56,16 +58,9 @@ _FACTS = f"{STAGING}/facts.json"
 _LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 
-def export(
-    frame: Any,
-    output: OutputStore,
-    options: Options,
-    *,
-    resume: bool,
-    overwrite: bool,
-    source_options: dict[str, Any] | None,
-) -> pd.DataFrame:
+def export(frame: Any, context: ExportContext, *, resume: bool, overwrite: bool) -> pd.DataFrame:
     """Write a frame's samples as shards; see `to_webdataset`."""
+    output = context.output
     if resume and overwrite:
         raise ArgumentError(
             "resume=True goes on with what is there and overwrite=True removes it: choose one"
@@ -74,7 +69,6 @@ def export(
         previous = find_previous(output)
         if not resume and not overwrite:
             previous.refuse()
-        context = ExportContext(output, options, output.url, source_options)
         here = _Run(frame, context, previous, previous, check_lock, resume)
         if previous.plan is None:
             return here.run()
@@ -85,6 +79,7 @@ def export(
         return (there if overwrite or there.is_of_this_frame() else here).run()
 
 
+@dataclass
 class _Run:
     """A run of an export: new, or resumed.
 
@@ -92,26 +87,19 @@ class _Run:
     and is replaced if that is another one.
     """
 
-    def __init__(
-        self,
-        frame: Any,
-        context: ExportContext,
-        previous: PreviousExport,
-        target: PreviousExport,
-        check_lock: Callable[[], None],
-        resume: bool,
-    ) -> None:
-        self.frame = frame
-        self.context = context
-        self.output = context.output
-        self.previous = previous
-        self.target = target
-        self.check_lock = check_lock
-        self.resume = resume
-        self.columns = metadata_columns(frame)
-        needed = dict.fromkeys([*self.columns, *context.options.members.columns])
-        existing = [name for name in needed if name in frame.columns]
-        self.token = frame_fingerprint(frame, existing)
+    frame: Any
+    context: ExportContext
+    previous: PreviousExport
+    target: PreviousExport
+    check_lock: Callable[[], None]
+    resume: bool
+
+    def __post_init__(self) -> None:
+        self.output = self.context.output
+        self.columns = metadata_columns(self.frame)
+        needed = dict.fromkeys([*self.columns, *self.context.options.members.columns])
+        existing = [name for name in needed if name in self.frame.columns]
+        self.token = frame_fingerprint(self.frame, existing)
 
     def run(self) -> pd.DataFrame:
         """Plan the export and write its shards, except what an earlier run has done."""
@@ -120,15 +108,15 @@ class _Run:
             self.previous.refuse_other(self.token, self.context.options, unstable)
             if self.previous.is_finished():
                 return self._finish(self.previous.manifest or {})
-        facts = self._facts_to_resume() or self._plan()
-        context = replace(self.context, planned=facts["planned"], run=self._begin_run())
+        facts = self._facts_to_resume() or self._plan_anew()
+        context = replace(self.context, shard_rows=facts["shard_rows"], run=self._begin_run())
         self._put_left_out(facts["left_out"])
         shards = one_task_per_item(partial(write_shard, context=context), range(facts["shards"]))
         refuse_other_run(self.output, context.run)
         self.check_lock()
         manifest = {
             "format": FORMAT,
-            "plan": facts["plan"],
+            "plan": facts["digest"],
             "samples": sum(written["samples"] for written in shards),
             **facts["attrs"],
             "shards": shards,
@@ -161,17 +149,17 @@ class _Run:
         staged = self.output.sizes(STAGING)
         self.output.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
         facts = json.loads(self.output.read(_FACTS) or b"{}")
-        same = self.resume and facts.get("plan") == self.previous.plan["plan"]
+        same = self.resume and facts.get("digest") == self.previous.plan["plan"]
         return facts if same else None
 
-    def _plan(self) -> dict[str, Any]:
+    def _plan_anew(self) -> dict[str, Any]:
         """Plan the export, and take over the folder: write the plan, remove an earlier export."""
         # Those of a computed frame are known when its rows are.
         read = files_read(self.frame) if isinstance(self.frame, FrameBase) else set()
-        self._refuse_sources(read, self.target.files)
+        refuse_sources(read, map(self.target.output.locate, self.target.files), "export")
         staged_before = self._staged()
         context = replace(
-            self.context, locations=staged_name("locations"), planned=staged_name("planned")
+            self.context, locations=staged_name("locations"), shard_rows=staged_name("shard_rows")
         )
         try:
             staged = stage_frame(self.frame, context, self.columns)
@@ -199,8 +187,8 @@ class _Run:
         if len(left_out):
             self.output.put(_LEFT_OUT, parquet_bytes(left_out))
         facts = {
-            "plan": description["plan"],
-            "planned": context.planned,
+            "digest": description["plan"],
+            "shard_rows": context.shard_rows,
             "left_out": len(left_out),
             "shards": plan.shards,
             "attrs": {
@@ -228,15 +216,14 @@ class _Run:
                 f"{options.template!r} gives {plan.shards:,} shards the same names, {twice[0]!r} "
                 "among them: number them in full, as 'out/{shard:06d}.tar' does"
             )
-        refuse_foreign([*files, LEFT_OUT], self.target)
+        files.append(LEFT_OUT)
+        refuse_foreign(files, self.target)
         # Sources of a computed frame are known by its rows only, rejected ones included.
         row_urls = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
         read = read.union(filter(None, row_urls))
-        self._refuse_sources(read, [*files, LEFT_OUT, *self.target.files])
+        written = map(self.target.output.locate, [*files, *self.target.files])
+        refuse_sources(read, written, "export")
         return description
-
-    def _refuse_sources(self, read: set[str], names: Iterable[str]) -> None:
-        refuse_sources(read, map(self.target.output.locate, names), "export")
 
     def _write_plan(self, description: dict[str, Any]) -> None:
         if not self.output.create(PLAN, json.dumps(description, indent=1).encode()):

@@ -9,18 +9,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 import pandas as pd
-from dask.utils import parse_bytes
 
 from dask_image_ingest.arguments import (
     check_choice,
     check_storage_options,
     is_utf8,
     is_whole,
+    number_of_bytes,
     shown,
     whole_number,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.export_options import Options
+from dask_image_ingest.export.export_options import ExportContext, Options
 from dask_image_ingest.export.members import Members, add_stored, parse_members
 from dask_image_ingest.export.plan.staging import metadata_columns
 from dask_image_ingest.export.query import as_query, reads_samples, source_options_of
@@ -152,26 +152,38 @@ def to_webdataset(
     frame = as_query(frame)
     output, template = split_path(path, check_storage_options(storage_options))
     source_options = check_storage_options(source_options)
-    options = make_options(
-        frame,
-        template,
+    if sidecar not in ("parquet", None):
+        raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
+    check_choice("errors", errors, ("null", "raise", "drop"))
+    check_choice("row_errors", row_errors, ("raise", "drop"))
+    if shuffle is not None and not is_whole(shuffle):
+        raise ArgumentError(f"shuffle={shown(shuffle)}: pass a number, the seed of the order")
+    if samples_per_shard is not None:
+        samples_per_shard = whole_number("samples_per_shard", samples_per_shard, 1)
+    elif bytes_per_shard is None:
+        samples_per_shard = _SAMPLES_PER_SHARD
+    columns = metadata_columns(frame)
+    has_samples = {"__url__", "offset"} <= {*columns}
+    options = Options(
+        template=template,
         samples_per_shard=samples_per_shard,
-        bytes_per_shard=bytes_per_shard,
-        shuffle=shuffle,
-        members=members,
-        sidecar=sidecar,
-        index=index,
+        bytes_per_shard=_bytes(bytes_per_shard),
+        shuffle=None if shuffle is None else int(shuffle),
+        members=_select_members(frame, members, columns, has_samples),
+        has_samples=has_samples,
+        sidecar=sidecar is not None,
+        index=bool(index),
         errors=errors,
         row_errors=row_errors,
     )
-    return export(
-        frame,
-        output,
-        options,
-        resume=resume,
-        overwrite=overwrite,
-        source_options=source_options_of(frame) if source_options is None else source_options,
-    )
+    if errors != "null" and "error" not in frame.columns and not options.members.pixels:
+        raise ArgumentError(
+            f"errors={errors!r} needs the column 'error' of the read, which the frame has not"
+        )
+    if source_options is None:
+        source_options = source_options_of(frame)
+    context = ExportContext(output, options, output.url, source_options)
+    return export(frame, context, resume=resume, overwrite=overwrite)
 
 
 _SAMPLES_PER_SHARD = 10_000
@@ -199,67 +211,23 @@ def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Outpu
     ), template
 
 
-def make_options(
-    frame: Any,
-    template: str,
-    *,
-    samples_per_shard: Any,
-    bytes_per_shard: Any,
-    shuffle: Any,
-    members: Any,
-    sidecar: Any,
-    index: bool,
-    errors: Any,
-    row_errors: Any,
-) -> Options:
-    """Check the arguments of an export against each other and the frame.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    if sidecar not in ("parquet", None):
-        raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
-    check_choice("errors", errors, ("null", "raise", "drop"))
-    check_choice("row_errors", row_errors, ("raise", "drop"))
-    if shuffle is not None and not is_whole(shuffle):
-        raise ArgumentError(f"shuffle={shown(shuffle)}: pass a number, the seed of the order")
-    columns = metadata_columns(frame)
-    if bytes_per_shard is None and samples_per_shard is None:
-        samples_per_shard = _SAMPLES_PER_SHARD
+def _select_members(frame: Any, members: Any, columns: Sequence[str], has_samples: bool) -> Members:
+    """Parse ``members``, and check that no image of the frame is lost."""
     pixels, references = image_columns(frame), reference_columns(frame)
     origins = {name: image_origin(frame, name) for name in (*pixels, *references)}
     selection = parse_members(members, columns, {n: origins[n] for n in pixels}, references)
-    has_samples = {"__url__", "offset"} <= {*columns}
     for name, origin in origins.items():
         # Images that no sample has, hence would be lost unless they are written as they are.
         is_foreign = origin.member is None or not has_samples
         if is_foreign and origin.changed_by is None and name not in selection.columns:
             is_main = name == "image" or (not has_samples and len(origins) == 1)
             selection = add_stored(selection, name, is_main)
-    if errors != "null" and "error" not in frame.columns and not selection.pixels:
-        raise ArgumentError(
-            f"errors={errors!r} needs the column 'error' of the read, which the frame has not"
-        )
     _refuse_silent_changes(origins, selection)
     # Of samples that lack their locations, only pixels that the user names are not lost.
     is_made = bool(selection.from_columns) and not reads_samples(frame)
     if not has_samples and not is_made and not selection.pixels:
         raise _no_locations(columns)
-    return Options(
-        template=template,
-        samples_per_shard=None
-        if samples_per_shard is None
-        else whole_number("samples_per_shard", samples_per_shard, 1),
-        bytes_per_shard=_bytes(bytes_per_shard),
-        shuffle=None if shuffle is None else int(shuffle),
-        members=selection,
-        has_samples=has_samples,
-        sidecar=sidecar is not None,
-        index=bool(index),
-        errors=errors,
-        row_errors=row_errors,
-    )
+    return selection
 
 
 def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members) -> None:
@@ -326,12 +294,7 @@ def _fields(text: str) -> list[str] | None:
 
 
 def _bytes(size: Any) -> int | None:
-    if size is None:
-        return None
-    try:
-        nbytes = int(parse_bytes(size))
-    except (ValueError, TypeError, AttributeError, OverflowError):
-        nbytes = 0
-    if nbytes < 1:
+    nbytes = number_of_bytes(size)
+    if nbytes is None and size is not None:
         raise ArgumentError(f"bytes_per_shard={size!r}: pass bytes, or a text such as '1 GB'")
     return nbytes

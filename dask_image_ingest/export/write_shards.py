@@ -292,7 +292,7 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
     output = context.output
     *beside, name = context.options.files_of(number)
     try:
-        batch = read_batch(output, context.planned, number)
+        batch = read_batch(output, context.shard_rows, number)
         columns = take_rows(output, *(batch.column(of) for of in ("part", "batch", "row")))
     except OSError:
         refuse_other_run(output, context.run)  # it has removed the staged files of this run

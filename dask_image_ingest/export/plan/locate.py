@@ -70,11 +70,6 @@ class Located:
     damage: str | None = None
     interleaved: int = 0
 
-    @staticmethod
-    def no_rows() -> pa.Table:
-        """An empty table of rows."""
-        return as_table([])
-
     def to_bytes(self) -> bytes:
         """Serialize to Arrow IPC."""
         facts = {name: value for name, value in vars(self).items() if name != "rows"}
@@ -111,7 +106,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     return Located(scanned.shard.url, scanned.shard.state, *selection, **_facts(index))
 
 
-def locate(
+def locate_batch(
     batch: tuple[int, list[tuple[str, Shard | None, int]]], context: ExportContext
 ) -> list[Located]:
     """Locate the members of the rows of a batch, for each of its sources.
@@ -123,12 +118,12 @@ def locate(
     wanted = read_batch(context.output, context.locations, number)
     ends = accumulate(count for *_, count in sources)
     return [
-        _locate(url, listed, wanted.slice(end - count, count), context)
+        _locate_source(url, listed, wanted.slice(end - count, count), context)
         for (url, listed, count), end in zip(sources, ends, strict=True)
     ]
 
 
-def _locate(
+def _locate_source(
     url: str, listed: Shard | None, wanted: pa.RecordBatch, context: ExportContext
 ) -> Located:
     try:

@@ -14,7 +14,13 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.export.export_options import ExportContext
-from dask_image_ingest.export.plan.locate import LOCATION_COLUMNS, Located, LocatedCache, locate
+from dask_image_ingest.export.member_selection import as_table
+from dask_image_ingest.export.plan.locate import (
+    LOCATION_COLUMNS,
+    Located,
+    LocatedCache,
+    locate_batch,
+)
 from dask_image_ingest.export.plan.rejected_rows import RejectedRows
 from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
 from dask_image_ingest.export.plan.staging import StagedRows, repartition_spill
@@ -60,7 +66,7 @@ def prepare(
     rejected.find_repeated_rows(sources)
     kept = rejected.kept
     by_source = kept[np.argsort(sources[kept], kind="stable")]
-    located = _locate(rows, by_source, sources, urls, staged.located, listed, context)
+    located = _locate_members(rows, by_source, sources, urls, staged.located, listed, context)
     joined = _join(rows, by_source, located)
     has_samples = context.options.has_samples
     used = np.unique(sources[by_source])
@@ -95,7 +101,7 @@ def prepare(
         schema = first.schema.with_metadata(schema)
         # Streamed: with URLs in every row, all batches together are several times the plan.
         write_batches(
-            context.output, context.planned, schema, chain([first], batches), compressed=True
+            context.output, context.shard_rows, schema, chain([first], batches), compressed=True
         )
     logger.info(
         "%d samples of %d source shards are planned in %d shards",
@@ -118,7 +124,7 @@ def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
     return [names[code] for code in order], rank[codes]
 
 
-def _locate(
+def _locate_members(
     rows: pa.Table,
     by_source: np.ndarray,
     sources: np.ndarray,
@@ -152,7 +158,9 @@ def _locate(
             (batch, [(names[n], listed.get(names[n]), len(wanted[n])) for n in task])
             for batch, task in enumerate(tasks)
         ]
-        results: list[list[Located]] = one_task_per_item(partial(locate, context=context), items)
+        results: list[list[Located]] = one_task_per_item(
+            partial(locate_batch, context=context), items
+        )
         located |= {source.url: source for source in chain.from_iterable(results)}
     return [located[url] for url in names]
 
@@ -182,7 +190,7 @@ def _join(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.T
     counts = [len(source.rows) for source in located]
     source = np.repeat(np.arange(len(located)), counts)
     joined = joined.append_column("source", pa.array(source, pa.int32()))
-    members = pa.concat_tables([source.rows for source in located] or [Located.no_rows()])
+    members = pa.concat_tables([source.rows for source in located] or [as_table([])])
     for name in members.column_names:
         joined = joined.append_column(name, members.column(name))
     return joined

@@ -10,8 +10,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.export_options import Options
@@ -213,23 +211,6 @@ def _key_problem(key: str) -> str:
     if any(part.startswith("__") and part.endswith("__") for part in parts):
         return "readers skip names __like_this__"
     return "it has control characters"
-
-
-_KEY = "__key__"
-
-
-def assigns_keys(frame: Any) -> bool:
-    """True if a lazy frame assigns or renames its key column."""
-    if not isinstance(frame, FrameBase):
-        return False
-    return any(map(_assigns_keys, frame.expr.find_operations((dx.Assign, dx.RenameFrame))))
-
-
-def _assigns_keys(step: Any) -> bool:
-    if isinstance(step, dx.Assign):
-        return _KEY in step.keys
-    renamed = zip(step.frame.columns, step.columns, strict=True)
-    return any(new == _KEY != old for old, new in renamed)
 
 
 def _place(row: Mapping[str, Any]) -> str:

@@ -43,76 +43,6 @@ from dask_image_ingest.frames import backend_of, image_columns, reference_column
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING
 
-# Bytes of files per task, whose rows it has in memory twice.
-_BYTES_PER_TASK = 256 << 20
-
-
-def repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:
-    """Rewrite the staged columns of a plan's samples in batches by shard."""
-    parts = plan.rows.column("part").combine_chunks()
-    names = parts.dictionary.to_pylist()
-    if not names or not len(parts):
-        return plan
-    codes = parts.indices.to_numpy()
-    group = _groups(names, context)[codes]
-    # Sorted by group, and within each by shard.
-    order = np.argsort(group, kind="stable")
-    shards = np.searchsorted(plan.starts, order, side="right")
-    groups, starts = np.unique(group[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(order)]
-    locations = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
-    locations = locations.set_column(0, "part", locations.column("part").cast(pa.string()))
-    locations = locations.append_column("shard", pa.array(shards, pa.int32()))
-    spans = list(zip(starts.tolist(), ends, strict=True))
-    wanted = staged_name("regrouped")
-    batches = (locations.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
-    write_batches(context.output, wanted, locations.schema, batches, compressed=True)
-    files = one_task_per_item(
-        partial(_repartition, name=wanted, context=context), range(len(groups))
-    )
-    context.output.remove([wanted, *names])
-
-    # The new location of each row of the plan.
-    batch, row = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
-    for start, end in spans:
-        _, first, number = np.unique(shards[start:end], return_index=True, return_inverse=True)
-        batch[order[start:end]] = number
-        row[order[start:end]] = np.arange(end - start) - first[number]
-    file = np.empty(len(order), np.int32)
-    file[order] = np.repeat(np.arange(len(groups)), np.diff([*starts, len(order)]))
-    rows = plan.rows
-    for name, values in (
-        ("part", pa.DictionaryArray.from_arrays(pa.array(file), pa.array(files))),
-        ("batch", pa.array(batch)),
-        ("row", pa.array(row)),
-    ):
-        rows = rows.set_column(rows.column_names.index(name), name, values)
-    return replace(plan, rows=rows)
-
-
-def _groups(names: list[str], context: ExportContext) -> np.ndarray:
-    """For each file, the number of the task that reads it."""
-    sizes = context.output.sizes(STAGING)
-    starts = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
-    return starts // _BYTES_PER_TASK
-
-
-def _repartition(number: int, name: str, context: ExportContext) -> str:
-    """Write the rows of one task to a new file, with a batch for each shard; its name."""
-    wanted = read_batch(context.output, name, number)
-    table = take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
-    assert table is not None  # all rows have a part
-    starts = np.flatnonzero(np.diff(wanted.column("shard").to_numpy(), prepend=-1)).tolist()
-    ends = [*starts[1:], len(table)]
-    written = staged_name("columns")
-    batches = (
-        table.slice(start, end - start).combine_chunks().to_batches()[0]
-        for start, end in zip(starts, ends, strict=True)
-    )
-    write_batches(context.output, written, table.schema, batches)
-    return written
-
-
 _LOCATION_COLUMNS = ("__key__", "__url__", "offset")
 
 # Most rows and bytes of a batch of staged columns, which is read as a whole.
@@ -408,3 +338,73 @@ def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
     schema = pa.unify_schemas(nonempty or schemas[:1], promote_options="permissive")
     pandas = backend_of(empty).to_arrow(empty).schema.metadata or {}
     return schema.with_metadata({b"pandas": pandas[b"pandas"]} if b"pandas" in pandas else None)
+
+
+# Bytes of files per task, whose rows it has in memory twice.
+_BYTES_PER_TASK = 256 << 20
+
+
+def repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:
+    """Rewrite the staged columns of a plan's samples in batches by shard."""
+    parts = plan.rows.column("part").combine_chunks()
+    names = parts.dictionary.to_pylist()
+    if not names or not len(parts):
+        return plan
+    codes = parts.indices.to_numpy()
+    group = _groups(names, context)[codes]
+    # Sorted by group, and within each by shard.
+    order = np.argsort(group, kind="stable")
+    shards = np.searchsorted(plan.starts, order, side="right")
+    groups, starts = np.unique(group[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(order)]
+    locations = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
+    locations = locations.set_column(0, "part", locations.column("part").cast(pa.string()))
+    locations = locations.append_column("shard", pa.array(shards, pa.int32()))
+    spans = list(zip(starts.tolist(), ends, strict=True))
+    wanted = staged_name("regrouped")
+    batches = (locations.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
+    write_batches(context.output, wanted, locations.schema, batches, compressed=True)
+    files = one_task_per_item(
+        partial(_repartition, name=wanted, context=context), range(len(groups))
+    )
+    context.output.remove([wanted, *names])
+
+    # The new location of each row of the plan.
+    batch, row = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
+    for start, end in spans:
+        _, first, number = np.unique(shards[start:end], return_index=True, return_inverse=True)
+        batch[order[start:end]] = number
+        row[order[start:end]] = np.arange(end - start) - first[number]
+    file = np.empty(len(order), np.int32)
+    file[order] = np.repeat(np.arange(len(groups)), np.diff([*starts, len(order)]))
+    rows = plan.rows
+    for name, values in (
+        ("part", pa.DictionaryArray.from_arrays(pa.array(file), pa.array(files))),
+        ("batch", pa.array(batch)),
+        ("row", pa.array(row)),
+    ):
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    return replace(plan, rows=rows)
+
+
+def _groups(names: list[str], context: ExportContext) -> np.ndarray:
+    """For each file, the number of the task that reads it."""
+    sizes = context.output.sizes(STAGING)
+    starts = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
+    return starts // _BYTES_PER_TASK
+
+
+def _repartition(number: int, name: str, context: ExportContext) -> str:
+    """Write the rows of one task to a new file, with a batch for each shard; its name."""
+    wanted = read_batch(context.output, name, number)
+    table = take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
+    assert table is not None  # all rows have a part
+    starts = np.flatnonzero(np.diff(wanted.column("shard").to_numpy(), prepend=-1)).tolist()
+    ends = [*starts[1:], len(table)]
+    written = staged_name("columns")
+    batches = (
+        table.slice(start, end - start).combine_chunks().to_batches()[0]
+        for start, end in zip(starts, ends, strict=True)
+    )
+    write_batches(context.output, written, table.schema, batches)
+    return written
