@@ -68,6 +68,11 @@ class ReadOptions:
     root: str | None = None
     classes: tuple[str, ...] | None = None
 
+    @property
+    def images(self) -> tuple[str, ...]:
+        """The image columns."""
+        return (self.image, *(each.column for each in self.other_images))
+
     def get_backend(self) -> Backend:
         """The backend; imports its dataframe library."""
         return get_backend(self.backend)

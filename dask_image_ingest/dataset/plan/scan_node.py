@@ -162,6 +162,7 @@ class Scan(Read):
             limit=self.operand("limit"),
             components=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
+            errors=dataset.schema.errors,
             known_extensions=known_extensions,
             keeps_scan=self.operand("keeps_scan"),
         )

@@ -32,23 +32,22 @@ _BYTES_OF_A_ROW = 32
 class ParquetColumns:
     """Columns of a parquet file, taken by row number; -1 gives null. ``opened`` closes the file.
 
-    More than ``limit`` bytes of a column are not read at once.
+    It is opened on first access. No more of a column is read at once than a partition can hold.
     """
 
     def __init__(
         self,
         listed: Shard | None,
         columns: Sequence[FileColumn],
-        storage_options: dict[str, Any] | None,
+        options: ReadOptions,
         opened: ExitStack,
-        limit: int,
     ) -> None:
         self._listed = listed
         self.url = None if listed is None else listed.url
         self._columns = {column.column: column for column in columns}
-        self._storage_options = storage_options
+        self._options = options
         self._opened = opened
-        self._limit = limit
+        self._limit = options.get_backend().largest_partition
         #: Predicate → result of `_candidates_of`.
         self._candidates: dict[Predicate, np.ndarray] = {}
 
@@ -122,7 +121,7 @@ class ParquetColumns:
         """The file, opened on first access; None without one."""
         if self._listed is None:
             return None
-        return self._opened.enter_context(open_parquet(self._listed, self._storage_options))
+        return self._opened.enter_context(open_parquet(self._listed, self._options.storage_options))
 
     @cached_property
     def ends(self) -> np.ndarray:

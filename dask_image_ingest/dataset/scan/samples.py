@@ -390,12 +390,12 @@ def open_rows(
     components: Sequence[Component] = (),
     sidecar: Sidecar | None = None,
     warn: bool = True,
-    keep: bool = False,
+    keeps_scan: bool = False,
     whole: bool = False,
 ) -> Iterator[SampleRows]:
     """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
 
-    ``keep`` caches what a header scan finds, if each member is one range of the shard's bytes.
+    ``keeps_scan`` caches what a header scan finds, if each member is one range of the shard.
     ``whole`` says that every image will be read.
     """
     url, storage_options = shard.url, options.storage_options
@@ -407,7 +407,7 @@ def open_rows(
             return
         # As a lookup of this one shard tells its version, which an export compares: a listing of
         # a folder may tell another.
-        alone = find_shards(url, storage_options)[0] if keep else None
+        alone = find_shards(url, storage_options)[0] if keeps_scan else None
         content = opened.enter_context(open_shard(url, storage_options, shard))
         if whole:
             needed = functools.partial(_memory_if_needed, content, url, options, components)

@@ -2,62 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns
-from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.file_columns import key_of
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import ParquetSource, Shard, open_parquet
+from dask_image_ingest.storage import ParquetSource
 
 
 class UnjoinableError(ShardError):
     """A parquet file beside a shard has no keys, or repeats one: it may be no sidecar."""
 
 
-@contextmanager
-def open_sidecar(
-    listed: Shard | None,
-    columns: Sequence[FileColumn],
-    storage_options: dict[str, Any] | None,
-    required: bool,
-    limit: int,
-    skips_errors: bool = False,
-) -> Iterator[Sidecar]:
-    """A sidecar that is opened on first access to one of its columns.
+class Sidecar(ParquetColumns):
+    """Columns of a sidecar, by the keys of samples.
 
-    Columns are null if none was ``listed``; if the file is missing, or samples can't be joined to
-    it by key, and it is not ``required``; and if it can't be read with ``skips_errors``. (To skip
-    the shard's rows instead would make the number of rows depend on whether a query uses the
+    Columns are null if no sidecar was listed; if the file is missing, or samples can't be joined to
+    it by key, unless ``needs_sidecars``; and if it can't be read with ``shard_errors="skip"``. (To
+    skip the shard's rows instead would make the number of rows depend on whether a query uses the
     sidecar.)
     """
-    with ExitStack() as opened:
-        yield Sidecar(listed, columns, storage_options, opened, limit, required, skips_errors)
-
-
-class Sidecar(ParquetColumns):
-    """Columns of a sidecar, by the keys of samples."""
-
-    def __init__(
-        self,
-        listed: Shard | None,
-        columns: Sequence[FileColumn],
-        storage_options: dict[str, Any] | None,
-        opened: ExitStack,
-        limit: int,
-        required: bool,
-        skips_errors: bool,
-    ) -> None:
-        super().__init__(listed, columns, storage_options, opened, limit)
-        self._required = required
-        self._skips_errors = skips_errors
 
     def rows_of(self, keys: Sequence[str]) -> list[int]:
         """The row of each key in the file; -1 if it has none."""
@@ -102,20 +71,18 @@ class Sidecar(ParquetColumns):
         return keys
 
     def _skip(self, error: Exception) -> None:
-        tolerated = isinstance(error, UnjoinableError) and not self._required
-        if not (self._skips_errors or tolerated):
+        tolerated = isinstance(error, UnjoinableError) and not self._options.needs_sidecars
+        if not (self._options.shard_errors == "skip" or tolerated):
             raise error
         warn_user(f"columns of {self.url} are null for its shard: {error}")
 
     @cached_property
     def file(self) -> ParquetSource | None:
         """The file, opened on first access; None if there is none or it can't be read."""
-        if self._listed is None:
-            return None
         try:
-            return self._opened.enter_context(open_parquet(self._listed, self._storage_options))
+            return super().file
         except (ShardError, ShardNotFoundError) as error:
-            if isinstance(error, ShardNotFoundError) and not self._required:
+            if isinstance(error, ShardNotFoundError) and not self._options.needs_sidecars:
                 warn_user(f"{self.url} does not exist: its columns are null")
             else:
                 self._skip(error)

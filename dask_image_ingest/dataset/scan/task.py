@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -29,12 +29,11 @@ from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns, ParquetR
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.scan.rows import ImageRows
 from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, open_rows
-from dask_image_ingest.dataset.scan.sidecar import Sidecar, open_sidecar
+from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
     Component,
     FileColumn,
-    image_field,
 )
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
@@ -69,6 +68,8 @@ class ScanSpec:
         Components that the columns or filters need.
     sidecar
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
+    errors
+        Columns of errors, which are null without a decode.
     known_extensions
         Extensions not warned about; None disables warnings.
     decode
@@ -85,6 +86,7 @@ class ScanSpec:
     limit: int | None
     components: tuple[Component, ...]
     sidecar: tuple[FileColumn, ...]
+    errors: frozenset[str]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
     keeps_scan: bool = False
@@ -167,13 +169,14 @@ _Read: TypeAlias = tuple[Any, int]
 
 def _read_unit(unit: Partition, spec: ScanSpec) -> _Read:
     """Read the files of a partition of image files, or else its one split."""
-    if spec.options.root is not None:
-        return _read_rows(FileRows(unit, spec.options), spec)
+    options = spec.options
+    if options.root is not None:
+        return _read_rows(FileRows(unit, options), spec)
     (split,) = unit
     try:
-        return _read(split, spec)
+        return _read_table(split, spec) if options.is_table else _read_shard(split, spec)
     except (ShardError, ShardNotFoundError) as error:
-        if spec.options.shard_errors == "raise":
+        if options.shard_errors == "raise":
             raise
         warn_of_skipped(error)  # of each part: it may have changed since an earlier one was read
         return None, 0
@@ -182,50 +185,39 @@ def _read_unit(unit: Partition, spec: ScanSpec) -> _Read:
 def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
     """An empty frame of the right dtypes."""
     if spec.options.root is not None:
-        return _frame(FileRows((), spec.options), spec)
-    with open_sidecar(None, spec.sidecar, None, False, 0) as sidecar:
-        empty = SampleRows(
-            split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
-        )
-        return _frame(empty, spec)
+        return _materialize(FileRows((), spec.options), spec)
+    sidecar = Sidecar(None, spec.sidecar, spec.options, ExitStack())
+    empty = SampleRows(
+        split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
+    )
+    return _materialize(empty, spec)
 
 
-def _read(split: ShardSplit, spec: ScanSpec) -> _Read:
-    options = spec.options
-    if options.is_table:
-        return _read_table(split, spec)
-    with open_sidecar(
-        split.shard.sidecar,
-        spec.sidecar,
-        options.storage_options,
-        options.needs_sidecars,
-        options.get_backend().largest_partition,
-        skips_errors=options.shard_errors == "skip",
-    ) as sidecar:
+def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
+    with ExitStack() as opened:
+        columns = ParquetColumns(split.shard, spec.sidecar, spec.options, opened)
+        if not columns.may_have(spec.filters):
+            return None, 0
+        rows = ParquetRows(columns, spec.options).part(split.part, split.parts)
+        return _read_rows(rows, spec)
+
+
+def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
+    with ExitStack() as opened:
+        sidecar = Sidecar(split.shard.sidecar, spec.sidecar, spec.options, opened)
         if not sidecar.may_have(spec.filters):
             return None, 0
         try:
-            return _read_shard(split, spec, sidecar)
+            return _read_samples(split, spec, sidecar)
         except UnusableIndexError as error:
             # A damaged column of the index, which shows only when it is read.
             if split.index is None:
                 raise AssertionError("raised without an index") from error
             give_up(split.index, error, warn=not split.part)
-            return _read_shard(replace(split, index=None), spec, sidecar)
+            return _read_samples(replace(split, index=None), spec, sidecar)
 
 
-def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
-    with ExitStack() as opened:
-        options = spec.options
-        limit = options.get_backend().largest_partition
-        columns = ParquetColumns(split.shard, spec.sidecar, options.storage_options, opened, limit)
-        if not columns.may_have(spec.filters):
-            return None, 0
-        rows = ParquetRows(columns, options).part(split.part, split.parts)
-        return _read_rows(rows, spec)
-
-
-def _read_shard(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
+def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
     all_images = spec.decode is not None and spec.decode.steps is None
     all_rows = split.parts == 1 and not spec.filters and spec.limit is None
     with open_rows(
@@ -235,7 +227,7 @@ def _read_shard(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
         spec.components,
         sidecar,
         warn=not split.part,
-        keep=spec.keeps_scan,
+        keeps_scan=spec.keeps_scan,
         whole=all_images and all_rows,
     ) as rows:
         if not split.part:  # once per shard, not once per part
@@ -248,7 +240,7 @@ def _read_rows(rows: ImageRows, spec: ScanSpec) -> _Read:
     rows = rows.take(range(len(rows))[: spec.limit])
     if not len(rows):
         return None, 0
-    return _frame(rows, spec), len(rows)
+    return _materialize(rows, spec), len(rows)
 
 
 def _warn(rows: SampleRows, spec: ScanSpec) -> None:
@@ -258,29 +250,19 @@ def _warn(rows: SampleRows, spec: ScanSpec) -> None:
         warn_of_late_members(rows.url, rows.other_kinds(spec.known_extensions))
 
 
-def _frame(rows: ImageRows, spec: ScanSpec) -> Any:
+def _materialize(rows: ImageRows, spec: ScanSpec) -> Any:
+    """The rows decoded, as a frame; without a decode, as `Metadata`."""
     decode = spec.decode
     if decode is None:
         return _metadata(rows, spec, frozenset())
     decoded = frozenset(name for each in decode.images for name in each.columns)
-    if decode.steps is None and decode.limit is None and decoded >= _decodable_columns(spec):
+    decodable = {*spec.options.images, *spec.errors}.intersection(spec.columns)
+    if decode.steps is None and decode.limit is None and decoded >= decodable:
         return filter_by_error(_decode_all(rows, spec, decode), decode.only)
     frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
     frame = frame if decode.steps is None else decode.steps(frame)
     decode_frame = functools.partial(_decode_positions, rows, spec, decode)
     return decode_first_rows(frame, decode_frame, decode.only, decode.limit)
-
-
-def _decodable_columns(spec: ScanSpec) -> set[str | None]:
-    """The columns of the result that a decode creates: images, and errors not in a file."""
-    images = [spec.options.image, *(each.column for each in spec.options.other_images)]
-    return {*images, *(_error(image, spec) for image in images)}.intersection(spec.columns)
-
-
-def _error(image: str, spec: ScanSpec) -> str | None:
-    """The error column of an image column; None if a sidecar has a column of that name."""
-    name = "error" if image == spec.options.image else image_field(image, "error")
-    return None if any(each.column == name for each in spec.sidecar) else name
 
 
 def _metadata(
@@ -290,15 +272,16 @@ def _metadata(
 
     The header columns ``later`` are null.
     """
-    placeholders: dict[str | None, Callable[[], pa.Array]] = {
+    placeholders: dict[str, Callable[[], pa.Array]] = {
         name: functools.partial(pa.nulls, len(rows), METADATA_COLUMNS[name]) for name in later
     }
-    for image, image_rows in _images(rows, spec):
+    no_errors = functools.partial(pa.nulls, len(rows), pa.string())
+    placeholders |= dict.fromkeys(spec.errors, no_errors)
+    for image in spec.options.images:
         # The only image column counts whatever its name: it may be renamed before the decode.
         is_next = image in decoded or (decoded and not spec.options.other_images)
         positions = functools.partial(pa.array, np.arange(len(rows)))
-        placeholders[image] = positions if is_next else image_rows.references
-        placeholders[_error(image, spec)] = lambda: pa.nulls(len(rows), pa.string())
+        placeholders[image] = positions if is_next else _rows_of(image, rows, spec).references
     table = rows.table([name for name in spec.columns if name not in placeholders])
     for position, name in enumerate(spec.columns):
         if name in placeholders:
@@ -306,11 +289,10 @@ def _metadata(
     return Metadata(table, rows.numbers)
 
 
-def _images(rows: ImageRows, spec: ScanSpec) -> Iterator[tuple[str, ImageRows]]:
-    """Each image column, and a view of the rows with its member as their image."""
-    yield spec.options.image, rows
-    for member in spec.options.other_images:
-        yield member.column, rows.of(member)
+def _rows_of(image: str, rows: ImageRows, spec: ScanSpec) -> ImageRows:
+    """The rows with the member of an image column as their image."""
+    member = next((each for each in spec.options.other_images if each.column == image), None)
+    return rows if member is None else rows.of(member)
 
 
 def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded:
@@ -319,7 +301,7 @@ def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded
     names = [name for name in spec.columns if name not in decoded_here]
     table = functools.cache(lambda: rows.table(names))
     pixels_per_image = _decode(
-        spec, [(each, _rows_of(each, rows, spec)) for each in decode.images], table
+        spec, [(each, _rows_of(each.image, rows, spec)) for each in decode.images], table
     )
     decoded = [*zip(decode.images, pixels_per_image, strict=True)]
     metadata = table()
@@ -333,19 +315,14 @@ def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded
     frame = backend.frame(metadata, rows.numbers, images.pop("image", None))
     for image, pixels in images.items():
         frame = backend.with_images(frame, pixels, image, None)
-    return _reorder(frame, decode.columns), first_errors([pixels.errors for _, pixels in decoded])
+    return _decoded(frame, decode, pixels_per_image)
 
 
-def _rows_of(images: ColumnDecode, rows: ImageRows, spec: ScanSpec) -> ImageRows:
-    """The rows with the member of an image column as their image."""
-    members = {each.column: each for each in spec.options.other_images}
-    member = members.get(images.image)
-    return rows if member is None else rows.of(replace(member, decoding=images.decoding))
-
-
-def _reorder(frame: Any, columns: Sequence[Any]) -> Any:
-    columns = list(columns)
-    return frame if list(frame.columns) == columns else frame[columns]
+def _decoded(frame: Any, decode: FusedDecode, pixels_per_image: Sequence[Pixels]) -> Decoded:
+    """The frame with its columns in the order of the result, and the error of each row."""
+    columns = list(decode.columns)
+    frame = frame if list(frame.columns) == columns else frame[columns]
+    return frame, first_errors([pixels.errors for pixels in pixels_per_image])
 
 
 def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, frame: Any) -> Decoded:
@@ -354,9 +331,9 @@ def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, fram
     image_rows = []
     for each in decode.images:
         positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
-        image_rows.append((each, _rows_of(each, rows, spec).take(positions)))
-    decoded = _decode(spec, image_rows)
-    for each, pixels in zip(decode.images, decoded, strict=True):
+        image_rows.append((each, _rows_of(each.image, rows, spec).take(positions)))
+    pixels_per_image = _decode(spec, image_rows)
+    for each, pixels in zip(decode.images, pixels_per_image, strict=True):
         frame = each.into(frame, pixels)
     for name in decode.passed_on:
         if name in frame.columns:
@@ -365,7 +342,7 @@ def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, fram
             values = present.to_pylist() if name == "format" else present.to_numpy()
             with_value = np.flatnonzero(column.is_valid()).tolist()
             frame = backend.with_columns(frame, {name: (values, column.type)}, with_value)
-    return _reorder(frame, decode.columns), first_errors([pixels.errors for pixels in decoded])
+    return _decoded(frame, decode, pixels_per_image)
 
 
 def _decode(

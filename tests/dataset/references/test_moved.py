@@ -298,13 +298,13 @@ def test_batches_of_moved_rows_need_no_persist(ddf, how):
 def test_batches_move_rows_once(ddf, monkeypatch):
     from dask_image_ingest.dataset.scan import task
 
-    read_shard, reads = task._read, []
+    read_shard, reads = task._read_shard, []
 
     def counted(split, *args):
         reads.append(split)
         return read_shard(split, *args)
 
-    monkeypatch.setattr(task, "_read", counted)
+    monkeypatch.setattr(task, "_read_shard", counted)
     assert sum(len(b["image"]) for b in ddf.shuffle("cls").images.iter_batches(5)) == PHOTOS
     assert len(reads) == ddf.npartitions
 
