@@ -17,7 +17,7 @@ from pyarrow import parquet
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import samples, sidecar
+from dask_image_ingest.dataset.scan import parquet_rows, samples
 from dask_image_ingest.storage import parquet_file
 
 # As img2dataset 1.47 writes them; columns of its input come first.
@@ -83,7 +83,7 @@ def work(monkeypatch):
     counts: Counter = Counter()
     original = {
         "tars": samples.open_shard,
-        "sidecars": sidecar.open_parquet,
+        "sidecars": parquet_rows.open_parquet,
         "groups": parquet_file.ParquetSource.read_rows,
     }
 
@@ -100,7 +100,7 @@ def work(monkeypatch):
         return original["groups"](self, column, spans, *args)
 
     monkeypatch.setattr(samples, "open_shard", open_tar)
-    monkeypatch.setattr(sidecar, "open_parquet", open_parquet)
+    monkeypatch.setattr(parquet_rows, "open_parquet", open_parquet)
     monkeypatch.setattr(parquet_file.ParquetSource, "read_rows", read_rows)
     return counts
 
