@@ -83,19 +83,6 @@ def fetch(
     return headers, encoded
 
 
-def fetch_encoded(
-    references: Sequence[ImageReference], storage_options: dict[str, Any] | None
-) -> list[bytes | memoryview | Header]:
-    """Fetch encoded images; a header with an error for each that can't be found.
-
-    Raises
-    ------
-    ShardError, ShardNotFoundError
-        As `fetch`.
-    """
-    return _visit(references, storage_options, _copied, None)
-
-
 def fetch_headers(
     references: Sequence[ImageReference],
     decoding: DecodeSpec,
@@ -115,7 +102,7 @@ def fetch_headers(
     def read(content: ByteReader, span: tuple[int, int]) -> Header:
         return header_of(open_member(content, _EMPTY_INDEX, span))
 
-    fetched = _visit(references, storage_options, read, HEAD)
+    fetched = fetch_encoded(references, storage_options, read, HEAD)
     return [data if isinstance(data, Header) else header_of(data) for data in fetched]
 
 
@@ -125,15 +112,21 @@ def _copied(content: ByteReader, span: tuple[int, int]) -> bytes:
     return bytes(content[offset : offset + size])
 
 
-def _visit(
+def fetch_encoded(
     references: Sequence[ImageReference],
     storage_options: dict[str, Any] | None,
-    read: _Read,
-    longest: int | None,
+    read: _Read = _copied,
+    longest: int | None = None,
 ) -> list[bytes | memoryview | Header]:
-    """Open each shard once and apply ``read`` to its images.
+    """Fetch encoded images, or what ``read`` makes of them; opens each shard once.
 
-    ``longest`` limits how many bytes of each image are prefetched; None for all.
+    For an image that can't be found, a header with an error. ``longest`` limits how many bytes of
+    each image are prefetched; None for all.
+
+    Raises
+    ------
+    ShardError, ShardNotFoundError
+        As `fetch`.
     """
     results: list[bytes | memoryview | Header] = [_NO_LOCATION] * len(references)
     by_shard: dict[str, list[int]] = {}
