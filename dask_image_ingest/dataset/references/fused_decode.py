@@ -45,22 +45,18 @@ class ScanPlaceholder(dx.Expr):
 class Steps:
     """Operations between a scan and its decode: an expression over `ScanPlaceholder`."""
 
-    expr: dx.Expr
+    operations: dx.Expr  # not ``expr``: Dask takes an operand with that attribute for a collection
 
     def __dask_tokenize__(self) -> str:
-        return self.expr._name
+        return self.operations._name
 
     def __repr__(self) -> str:
-        return str(self.expr)
-
-    def __call__(self, frame: Any) -> Any:
-        """Apply the operations."""
-        return self.function(frame)
+        return str(self.operations)
 
     @functools.cached_property
     def function(self) -> Callable[[Any], Any]:
         """The operations as one function of a pandas or cuDF frame."""
-        nodes = {node._name: node for node in self.expr.walk()}
+        nodes = {node._name: node for node in self.operations.walk()}
         (source,) = (node for node in nodes.values() if isinstance(node, ScanPlaceholder))
         del nodes[source._name]
         tasks = [node._task((name, 0), 0) for name, node in nodes.items()]
@@ -69,7 +65,7 @@ class Steps:
     @property
     def passed_on(self) -> tuple[str, ...]:
         """Header columns that these operations select at most; none if there are many images."""
-        nodes = list(self.expr.walk())
+        nodes = list(self.operations.walk())
         frames = [node for node in nodes if node.ndim == 2]
         if not all(
             isinstance(node, (ScanPlaceholder, dx.Projection, dx.Filter)) for node in frames
@@ -124,9 +120,9 @@ def decode_in_read(
         steps = Steps(frame.lower_completely())
     elif not _keeps_names(scan, images):
         return None
-    fused = FusedDecode(tuple(images), tuple(columns), only, limit, steps)
+    fused = FusedDecode(tuple(images), tuple(columns), only, limit)
     *operands, partitions = (scan.operand(name) for name in Scan._parameters)
-    return ReadAndDecode(*operands, type(scan), fused, partitions)
+    return ReadAndDecode(*operands, type(scan), fused, steps, partitions)
 
 
 def _keeps_names(scan: Scan, images: Sequence[ColumnDecode]) -> bool:
@@ -171,14 +167,17 @@ class ReadAndDecode(Scan):
         *(name for name in Scan._parameters if name != "_partitions"),
         "scan",
         "decode",
+        "after",
         "_partitions",
     ]
+    _defaults: ClassVar = {**Scan._defaults, "after": None}
     _absorb_projections = False
     _filter_passthrough = False
 
     step = READS[1]
     scan: type[Scan]
-    decode: FusedDecode  # its steps are an expression: `Steps`
+    decode: FusedDecode
+    after: Steps | None
 
     @functools.cached_property
     def _name(self) -> str:
@@ -196,22 +195,19 @@ class ReadAndDecode(Scan):
     def rows(self) -> dx.Expr:
         """The rows before the decode: the scan, and the operations above it."""
         scan = self.scan(*(self.operand(name) for name in Scan._parameters))
-        steps = self.decode.steps
-        if not isinstance(steps, Steps):
+        if self.after is None:
             return scan
-        (source,) = {
-            node._name: node for node in steps.expr.find_operations(ScanPlaceholder)
-        }.values()
-        return steps.expr.substitute(source, scan)
+        steps = self.after.operations
+        (source,) = {n._name: n for n in steps.find_operations(ScanPlaceholder)}.values()
+        return steps.substitute(source, scan)
 
     @functools.cached_property
     def _meta(self) -> Any:
         return decoded_meta(self.rows._meta, self.decode.images)[self.columns]
 
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
-        decode, options = self.decode, self.dataset.options
-        steps = decode.steps
-        if isinstance(steps, Steps):
+        decode, steps, options = self.decode, self.after, self.dataset.options
+        if steps is not None:
             passed_on = () if options.other_images else steps.passed_on
             decode = replace(decode, steps=steps.function, passed_on=passed_on)
         # The decode's options override those of the scan.

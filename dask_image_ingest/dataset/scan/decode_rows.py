@@ -133,12 +133,12 @@ class FusedDecode:
     columns: tuple[Any, ...]
     only: ErrorFilter
     limit: int | None
-    steps: Callable[[Any], Any] | None
+    steps: Callable[[Any], Any] | None = None
     passed_on: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         names = ", ".join(repr(each.image) for each in self.images)
-        options = {"after": self.steps, "only": self.only, "limit": self.limit}
+        options = {"only": self.only, "limit": self.limit}
         return names + "".join(f" {k}={value}" for k, value in options.items() if value is not None)
 
 
