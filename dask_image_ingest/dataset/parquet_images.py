@@ -23,6 +23,7 @@ from dask_image_ingest.dataset.read_options import (
     refuse_decoding,
 )
 from dask_image_ingest.dataset.references.make_references import LOCATION_COLUMNS
+from dask_image_ingest.dataset.scan.file_rows import MOST_ENCODED
 from dask_image_ingest.dataset.scan.partitioning import (
     Partition,
     ShardSplit,
@@ -50,9 +51,6 @@ _PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
 # Decoded bytes per encoded byte if they are not resized, about that of photographs as JPEG.
 _EXPANSION = 10
-
-# Encoded bytes of a partition at most: some hundred photographs, a second of work or less.
-_MOST_ENCODED = 32 << 20
 
 
 def read_parquet_images(
@@ -250,7 +248,7 @@ def _partitions(
 
     At most one part for each of the ``rows`` of the first file.
     """
-    most = _MOST_ENCODED
+    most = MOST_ENCODED
     if largest is not None and files[0].size > 0:
         decodings = [options.decoding, *(other.decoding for other in options.other_images)]
         shapes = [decoding.shape for decoding in decodings]

@@ -18,7 +18,7 @@ from dask_image_ingest.dataset import image_files, parquet_images
 @pytest.fixture(autouse=True)
 def small_partitions(monkeypatch):
     monkeypatch.setattr(image_files, "_MOST_FILES", 4)
-    monkeypatch.setattr(parquet_images, "_MOST_ENCODED", 60_000)
+    monkeypatch.setattr(parquet_images, "MOST_ENCODED", 60_000)
     with dask.config.set(scheduler="sync"):
         yield
 

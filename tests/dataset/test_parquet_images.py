@@ -35,7 +35,7 @@ def threads():
 @pytest.fixture(autouse=True)
 def many_partitions(monkeypatch, encoded):
     """Each row group a partition: they are far smaller than what a partition takes."""
-    monkeypatch.setattr(module, "_MOST_ENCODED", sum(len(data or b"") for data in encoded) * 2 // 5)
+    monkeypatch.setattr(module, "MOST_ENCODED", sum(len(data or b"") for data in encoded) * 2 // 5)
 
 
 @pytest.fixture(scope="module")
@@ -321,7 +321,7 @@ def test_a_number_may_be_the_key_and_a_column_may_have_it_already(encoded, tmp_p
 
 def test_row_groups_larger_than_a_partition_are_shared(encoded, monkeypatch, tmp_path):
     pq.write_table(pa.table({"image": encoded, "n": range(ROWS)}), tmp_path / "a.parquet")
-    monkeypatch.setattr(module, "_MOST_ENCODED", 1)
+    monkeypatch.setattr(module, "MOST_ENCODED", 1)
     ddf = dii.read_parquet_images(tmp_path, backend="pandas")
     assert ddf.npartitions == ROWS
     assert ddf.map_partitions(len).compute().tolist() == [1] * ROWS

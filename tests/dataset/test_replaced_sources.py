@@ -94,7 +94,7 @@ def place(request, tmp_path):
 
 @pytest.mark.parametrize("source", SOURCES)
 def test_no_frame_has_rows_of_two_versions(source, place, tmp_path, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.dataset.parquet_images._MOST_ENCODED", 1 << 10)
+    monkeypatch.setattr("dask_image_ingest.dataset.parquet_images.MOST_ENCODED", 1 << 10)
     monkeypatch.setattr("dask_image_ingest.dataset.image_files._MOST_FILES", 1)
     files, read = SOURCES[source]
     url, put = place
