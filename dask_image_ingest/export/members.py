@@ -20,7 +20,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
-from dask_image_ingest.frames import is_bytes, is_list, is_number, is_text
+from dask_image_ingest.frames import is_bytes, is_number, is_text, nesting
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
@@ -342,21 +342,13 @@ def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
 
 def _is_array(type_: pa.DataType) -> bool:
     """True for (nested) lists of numbers or booleans."""
-    depth, value = _depth(type_)
+    depth, value = nesting(type_)
     return depth > 0 and (is_number(value) or pa.types.is_boolean(value))
-
-
-def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
-    """Number of nested lists, and the type of their values."""
-    depth = 0
-    while is_list(type_) or pa.types.is_fixed_size_list(type_):
-        depth, type_ = depth + 1, type_.value_type
-    return depth, type_
 
 
 def _as_npy(column: pa.ChunkedArray, member: ColumnMember) -> pa.Array:
     """Lists as files of ``numpy.save``, with one dimension per nesting level."""
-    depth, value = _depth(column.type)
+    depth, value = nesting(column.type)
     dtype = np.dtype(value.to_pandas_dtype())
     files: list[bytes | None] = []
     for row in column.to_pylist():

@@ -11,6 +11,7 @@ from dask_image_ingest.frames.arrow_types import (
     is_list,
     is_number,
     is_text,
+    nesting,
     parse_type,
 )
 from dask_image_ingest.frames.backend import (
@@ -79,6 +80,7 @@ __all__ = [
     "is_number",
     "is_text",
     "map_block",
+    "nesting",
     "pandas_type",
     "parse_type",
     "pixel_memory",

@@ -68,6 +68,14 @@ def is_list(type_: pa.DataType) -> bool:
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
 
 
+def nesting(type_: pa.DataType) -> tuple[int, pa.DataType]:
+    """Number of nested lists, also of fixed size, and the type of their values."""
+    depth = 0
+    while is_list(type_) or pa.types.is_fixed_size_list(type_):
+        depth, type_ = depth + 1, type_.value_type
+    return depth, type_
+
+
 def is_byte_list(type_: pa.DataType) -> bool:
     """True for lists of uint8, which cuDF has instead of bytes."""
     return is_list(type_) and type_.value_type == pa.uint8()

@@ -20,7 +20,7 @@ from numpy.lib import format as npy
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import is_bytes, is_list, is_number, is_text, parse_type
+from dask_image_ingest.frames import is_bytes, is_list, is_number, is_text, nesting, parse_type
 
 # NumPy parses a header as a literal of Python. Those of plain arrays are shorter, and it takes a
 # second for some of 10,000 characters.
@@ -43,7 +43,7 @@ _MAGIC, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
 def is_array_type(type_: pa.DataType) -> bool:
     """True for lists, also nested ones, of numbers or booleans."""
-    _, value = _depth(type_)
+    _, value = nesting(type_)
     return (is_number(value) or pa.types.is_boolean(value)) and value is not type_
 
 
@@ -69,7 +69,7 @@ def arrays_to_lists(
     """
     if not any(content is not None and content.startswith(_MAGIC) for content in contents):
         return None
-    depth, value = _depth(type_)
+    depth, value = nesting(type_)
     dtype = np.dtype(value.to_pandas_dtype())
     arrays = [_array(content, depth, dtype) for content in contents]
     misfits = [
@@ -88,21 +88,13 @@ def type_advice(content: bytes, type_: pa.DataType) -> str | None:
     if header is None:
         return None
     shape, _, stored = header
-    depth, value = _depth(type_)
+    depth, value = nesting(type_)
     fits = len(shape) == depth and np.can_cast(stored, value.to_pandas_dtype(), "safe")
     if fits or not shape or stored.kind not in "biuf" or stored.itemsize > 8:
         return None
     name = "float32" if stored.name == "float16" else stored.name  # not every backend has float16
     asked = f"{'list<' * len(shape)}{name}{'>' * len(shape)}"
     return f"it is {stored.name} of shape {shape}: ask for {asked!r}"
-
-
-def _depth(type_: pa.DataType) -> tuple[int, pa.DataType]:
-    """Number of nested lists, and the type of their values."""
-    depth = 0
-    while is_list(type_):
-        depth, type_ = depth + 1, type_.value_type
-    return depth, type_
 
 
 def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | None:
