@@ -48,7 +48,7 @@ def test_every_number_is_an_argument(shards):
         assert list(client.run(decode_threads).values()) == [3]
         (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
         assert worker["memory_limit"] == 2 * 2**30
-        ddf = dii.read_webdataset_images(shards, backend="pandas").persist()
+        ddf = dii.read_webdataset_images(shards, backend="pandas", partition_size=None).persist()
         assert len(ddf) == 24
 
 
