@@ -172,7 +172,7 @@ class _Walk:
                 return module, self._module(value)
             # Of a function inside a function, pickle sends the code itself.
             if _is_users(value) and "<locals>" not in value.__qualname__:
-                self.names.add(f"{module}:{value.__qualname__.partition('.')[0]}")
+                self._note(value)
             parts = self._class(value) if isinstance(value, type) else self._function(value)
             return module, value.__qualname__, *parts
         if kind is CodeType:
@@ -189,6 +189,10 @@ class _Walk:
         if hasattr(kind, "__dask_tokenize__") and _is_users(kind):
             return kind, value.__dask_tokenize__()
         return kind, *self._pickled(value)
+
+    def _note(self, value: Any) -> None:
+        """Note what a module has by the name that leads to a function or class."""
+        self.names.add(f"{_module_name(value)}:{value.__qualname__.partition('.')[0]}")
 
     def _function(self, function: FunctionType) -> Iterator[Any]:
         closure = _closure(function)
@@ -213,7 +217,7 @@ class _Walk:
             value = space[name]
             yield from (name, value, _version(value))
             if isinstance(value, FunctionType) and _is_users(value):  # of a decorator, perhaps
-                self.names.add(f"{_module_name(value)}:{value.__qualname__.partition('.')[0]}")
+                self._note(value)
             if isinstance(value, ModuleType) and _is_users(value) and id(value) not in seen:
                 seen.add(id(value))
                 yield from self._used(vars(value), names, seen)
