@@ -35,11 +35,8 @@ from dask_image_ingest.dataset.schema.columns import (
     TableSchema,
     image_members,
 )
-from dask_image_ingest.dataset.schema.file_columns import (
-    check_encoded_type,
-    column_type,
-    frame_names,
-)
+from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
+from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError

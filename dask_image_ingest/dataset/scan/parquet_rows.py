@@ -15,11 +15,8 @@ from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds, o
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
 from dask_image_ingest.dataset.schema.columns import FileColumn
-from dask_image_ingest.dataset.schema.file_columns import (
-    check_encoded_type,
-    encoded_views,
-    plain_type,
-)
+from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
+from dask_image_ingest.dataset.schema.file_columns import plain_type
 from dask_image_ingest.decode import Header, read_header
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import references_of_fields

@@ -7,14 +7,13 @@ from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, bytes_of, is_byte_list, is_bytes, is_list, is_text
+from dask_image_ingest.frames import Backend, is_list, is_text
 from dask_image_ingest.storage import (
     Listings,
     Shard,
@@ -22,44 +21,6 @@ from dask_image_ingest.storage import (
     find_listed,
     open_parquet,
 )
-
-
-def check_encoded_type(type_: pa.DataType) -> None:
-    """Raise `TypeError` for a type that can't hold encoded images."""
-    if pa.types.is_struct(type_):
-        if "bytes" not in type_.names:
-            raise TypeError(f"{type_} has no field 'bytes'")
-        type_ = type_.field("bytes").type
-    if pa.types.is_dictionary(type_):
-        type_ = type_.value_type
-    kinds = (is_bytes, pa.types.is_binary_view, pa.types.is_null, is_byte_list)
-    if not any(kind(type_) for kind in kinds):
-        raise TypeError(f"it is of type {type_}")
-
-
-def encoded_bytes(array: pa.Array) -> pa.LargeBinaryArray:
-    """The bytes of encoded images, without a copy unless they are a dictionary."""
-    if pa.types.is_struct(array.type):
-        array = pc.struct_field(array, "bytes")
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
-    if is_byte_list(array.type):
-        array = bytes_of(array)
-    return array.cast(pa.large_binary())
-
-
-def encoded_views(array: pa.Array) -> list[memoryview | None]:
-    """Views of encoded images; those that a dictionary repeats share its one value."""
-    if pa.types.is_struct(array.type):
-        array = pc.struct_field(array, "bytes")
-    if pa.types.is_dictionary(array.type):
-        values = encoded_views(array.dictionary)
-        return [None if index is None else values[index] for index in array.indices.to_pylist()]
-    return [
-        memoryview(value.as_buffer()).cast("B") if value.is_valid else None
-        for value in encoded_bytes(array)
-    ]
-
 
 SidecarChoice: TypeAlias = Literal["parquet", "auto", False] | None
 
