@@ -3,6 +3,10 @@
 A partition is identified by the query, its shard, and its part of the shard, independently of other
 partitions. This needs each partition to be computed from one part of one shard, or from some files,
 alone; any other query is an error.
+
+The name of a partition's file is a digest of the shard, its version and the operations on it, and
+the number of the part. So no file can be mistaken for another, and a listing of the folder tells
+what is stored.
 """
 
 from __future__ import annotations

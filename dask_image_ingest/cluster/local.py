@@ -1,4 +1,7 @@
-"""``start_cluster``: a cluster on this machine whose workers share the cores for decoding."""
+"""``start_cluster``: a cluster on this machine whose workers share the cores for decoding.
+
+Its client closes the cluster when it is closed.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,13 @@
-"""``compute_fingerprints``: hashes of encoded bytes and of pixels, and perceptual ones (PDQ)."""
+"""``compute_fingerprints``: hashes of encoded bytes and of pixels, and perceptual ones (PDQ).
+
+PDQ is the perceptual hash of ThreatExchange, here on NumPy and CuPy arrays alike. It follows the
+published algorithm (Facebook, "The TMK+PDQF Video-Hashing Algorithm and the PDQ Image-Hashing
+Algorithm", 2019). Its two box-filter passes and the subsampling to 64 × 64 pixels are linear and
+separable: here they are one filter for each axis. The reference implementation shrinks larger
+images to 512 × 512, but does not enlarge smaller ones. Here every image is resized to 512 × 512, by
+area means or bilinearly. So an image and its copy at half or twice the size have nearly the same
+hash.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Ranking: the hashes of all rows, gathered in this process, the rows to keep first."""
+"""Ranking: the hashes of all rows, gathered in this process, the rows to keep first.
+
+Results are joined to the frame as new columns, lazily, by a hash of the row's identity.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""DALI decoders: pipelines that are kept between partitions and fed batch by batch."""
+"""DALI decoders: pipelines that are kept between partitions and fed batch by batch.
+
+Threads and malloc settings are those of the process, for all pipelines. Settings for a GPU follow
+the sources of DALI 2.4 and nvImageCodec 0.9, and have not run on one yet: see
+``docs/design/gpu.md``.
+"""
 
 from __future__ import annotations
 

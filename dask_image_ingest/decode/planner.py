@@ -1,4 +1,4 @@
-"""Split a partition into batches, and choose the decoder of each image."""
+"""Split a partition into batches, choose the decoder of each image, and cache the decoders."""
 
 from __future__ import annotations
 

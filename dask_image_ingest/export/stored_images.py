@@ -1,4 +1,7 @@
-"""Stored images of a column: references from below its decode, and the files they refer to."""
+"""Stored images of a column: references from below its decode, and the files they refer to.
+
+The origin of a column's pixels says whether they are those of its references.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Writing of a shard: members are copied from their sources, each opened once and read in order."""
+"""Writing of a shard: members are copied from their sources, each opened once and read in order.
+
+The layout is computed before a byte is read, so members are written in any order, and only those in
+flight are in memory.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Building of an index: everything about a shard except pixels, as a table."""
+"""Building of an index: everything about a shard except pixels, as a table.
+
+The indexes of a folder's shards are put together to its combined index.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Discovery of indexes, by listing the folders of the shards."""
+"""Discovery of indexes, by listing the folders of the shards; stale or damaged ones are refused."""
 
 from __future__ import annotations
 

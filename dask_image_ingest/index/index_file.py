@@ -3,6 +3,8 @@
 Columns are ``__key__``, and for each kind of member ``<extension>/offset`` and
 ``<extension>/size``; for images also what their headers say (before orientation), for texts and
 labels their ``content``. Damage is detected by checksums of the pages and a digest of the footer.
+
+Columns of a stored index are read on first use.
 """
 
 from __future__ import annotations

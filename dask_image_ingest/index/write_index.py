@@ -1,4 +1,8 @@
-"""``write_index``: indexes of shards, with everything about them except pixels."""
+"""``write_index``: indexes of shards, with everything about them except pixels.
+
+The text index of wds2idx, which DALI reads, has version 1.2: a line per sample, with extension,
+offset, size and name of each member, separated by blanks.
+"""
 
 from __future__ import annotations
 

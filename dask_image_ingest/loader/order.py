@@ -1,4 +1,7 @@
-"""The order in which ``iter_batches`` reads a frame, and positions in it."""
+"""The order in which ``iter_batches`` reads a frame, positions in it, and shares of it.
+
+A share is the part of a frame that a rank or a DataLoader worker reads.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Sources of partitions: a frame in memory, or a dask dataframe that is computed by partition."""
+"""Sources of partitions: a frame in memory, or a dask dataframe that is computed by partition.
+
+The client maps the pixels of a worker on the same machine, where a socket would copy them four
+times. The rest of the partition is pickled.
+"""
 
 from __future__ import annotations
 

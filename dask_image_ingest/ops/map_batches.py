@@ -1,4 +1,7 @@
-"""``map_batches``: a function called with batches of columns; on a partition, and as a node."""
+"""``map_batches``: a function called with batches of columns; on a partition, and as a node.
+
+Instances of a user's class, such as models, are kept between partitions.
+"""
 
 from __future__ import annotations
 

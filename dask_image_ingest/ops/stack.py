@@ -1,4 +1,7 @@
-"""``stack`` and ``vectors``: a column of images, or of lists, as one array."""
+"""``stack`` and ``vectors``: a column of images, or of lists, as one array.
+
+Also exact statistics of each channel, in one pass, by histograms.
+"""
 
 from __future__ import annotations
 

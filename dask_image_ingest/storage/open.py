@@ -1,4 +1,4 @@
-"""Opening of a shard, now or on first access."""
+"""Opening of a shard, now or on first access, and the reader of a local one."""
 
 from __future__ import annotations
 

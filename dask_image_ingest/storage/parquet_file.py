@@ -1,4 +1,9 @@
-"""Parquet files, local or remote: reads rows of single columns."""
+"""Parquet files, local or remote: reads rows of single columns.
+
+pyarrow reads a column chunk from its first page on. A row group of a whole file, which is the
+default of many writers, would be read from the begin by each task that needs some of its rows. So
+only the pages with these rows are given to it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Shards that are read as a whole: decompressed, or the output of a command."""
+"""Shards that are read as a whole: decompressed, or the output of a command.
+
+Compression is gzip or Zstandard. A small file may decompress to any size: memory holds the first
+bytes, a temporary file the rest. A command is a ``pipe:`` URL, as in webdataset.
+"""
 
 from __future__ import annotations
 

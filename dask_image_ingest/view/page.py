@@ -1,4 +1,4 @@
-"""Self-contained HTML: the style of thumbnails and pages, and charts in SVG."""
+"""Self-contained HTML: cards of thumbnails, sheets and pages with their style, charts in SVG."""
 
 from __future__ import annotations
 

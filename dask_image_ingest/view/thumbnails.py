@@ -1,4 +1,7 @@
-"""``make_thumbnails``: sample rows, decode them at thumbnail size, build cards."""
+"""``make_thumbnails``: sample rows, decode them at thumbnail size, build cards.
+
+Labels of a mask are drawn over its image, in colours.
+"""
 
 from __future__ import annotations
 

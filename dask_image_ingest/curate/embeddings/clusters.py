@@ -1,4 +1,4 @@
-"""``find_clusters``: k-means of embeddings."""
+"""``find_clusters``: spherical k-means, clusters of unit vectors by cosine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,14 @@
-"""``find_semantic_duplicates``: near-duplicates by a model's embeddings."""
+"""``find_semantic_duplicates``: near-duplicates by a model's embeddings.
+
+The search among unit vectors is by k-means, then cosines within clusters and near borders. Unit
+vectors with a cosine of at least t are at most d = sqrt(2 - 2 t) apart. A vector can be that near
+to one of another cluster only if it is within d of the border between both: the plane equally far
+from their centers. Clusters whose border is within d / 2 are searched too; in many dimensions the
+way from one vector to another rarely leads straight to the border, so few pairs are missed.
+
+Vectors may be on the GPU: their products are computed and compared there. Row numbers stay on the
+host.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fetch the encoded images of references, or only their headers, shard by shard."""
+"""Fetch the encoded images of references, or only their headers, shard by shard; decode them."""
 
 from __future__ import annotations
 

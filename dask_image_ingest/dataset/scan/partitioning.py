@@ -1,4 +1,4 @@
-"""Map shards to partitions: split large shards, group small ones."""
+"""Open the first shard; map shards to partitions: split large shards, group small ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Rows of a tar shard: its samples, with columns made from their members."""
+"""Rows of a tar shard: its samples, with columns made from their members.
+
+The shard is opened by its index if that is valid, else by a scan of its tar headers.
+"""
 
 from __future__ import annotations
 

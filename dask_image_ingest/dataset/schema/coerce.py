@@ -1,4 +1,4 @@
-"""Convert JSON, text and bytes to an Arrow type: exactly, or to null."""
+"""Convert JSON, text, bytes and ``.npy`` members to an Arrow type: exactly, or to null."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The schema of a collection: columns and types, inferred from the first shard or as asked for."""
+"""The schema of a collection: columns and types, inferred from the first shard or as asked for.
+
+Also the image columns: their members, and how each is decoded.
+"""
 
 from __future__ import annotations
 

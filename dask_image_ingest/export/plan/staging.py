@@ -3,6 +3,10 @@
 A task per partition returns the key, shard and offset of each row, and the offsets of its members
 if the partition's read has scanned the shard. Columns for sidecars and members may exceed this
 machine's memory, so each task writes them to the staging folder.
+
+Rows of a shuffled shard are spread over all files as staged, and each shard's task would read all
+of them. So they are repartitioned: each task reads as many files as fit into memory, and replaces
+them by one file with a batch for each shard.
 """
 
 from __future__ import annotations

@@ -2,6 +2,9 @@
 
 Each column is converted independently of the others, since Dask may select columns first. Columns
 of Arrow dtypes, including images, get the types of a read; others those of cuDF's conversion.
+
+Functions for cuDF frames are registered with Dask in place of dask_cudf's, which it registers on
+import: some of these fail for frames with images.
 """
 
 from __future__ import annotations

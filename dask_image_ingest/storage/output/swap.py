@@ -3,6 +3,8 @@
 A file of another name says so from the first change to the last. Whoever next locks the folder
 finishes what a killed run began; until then readers of parquet fail at this file, which is none,
 rather than take what is there for the whole.
+
+Before that, files that a frame reads are refused: none of them is written or removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Shards on HTTP servers: range requests over kept-alive connections, pinned to one version."""
+"""Shards on HTTP servers: range requests over kept-alive connections, pinned to one version.
+
+Connections go through proxies, and each URL is sent as it was given.
+"""
 
 from __future__ import annotations
 

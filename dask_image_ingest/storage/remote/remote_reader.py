@@ -1,4 +1,4 @@
-"""Page cache of a remote shard: ranges that are fetched or requested."""
+"""Reader of a remote shard, with parallel requests, read-ahead and a cache of pages."""
 
 from __future__ import annotations
 
