@@ -31,11 +31,15 @@ class Origin(NamedTuple):
         hash of the sample's key or of the bytes.
     name : str
         Name in error messages.
+    draw : int
+        Which random numbers of the sample, uint64: 0 for those of a read, another for each epoch
+        of a training and each repetition of a sample in it.
     """
 
     shard: str
     number: int
     name: str
+    draw: int = 0
 
 
 def unknown(row: int) -> Origin:

@@ -122,6 +122,11 @@ class DecodeSpec:
         return self.mode == "labels"
 
     @property
+    def is_random(self) -> bool:
+        """True if pixels may depend on `Origin.draw`; what a transform does is not known."""
+        return self.transform is not None
+
+    @property
     def shape(self) -> ImageShape:
         """Shape of every decoded image, as far as these options determine it."""
         if self.transform is not None or self.mode == "raw":

@@ -96,7 +96,8 @@ def first_state(origin: Origin, seed: str) -> np.ndarray:
     the batch, times `_STRIDE`, to the upper half of the counter.
     """
     shard = url_identity(origin.shard).encode("utf-8", "surrogateescape")
-    key = hashlib.blake2b(shard, digest_size=8, salt=_digest(seed)).digest()
+    draw = origin.draw.to_bytes(8, "little")
+    key = hashlib.blake2b(shard, digest_size=8, salt=_digest(seed), person=draw).digest()
     stream = origin.number * _STRIDE % 2**64
     return np.frombuffer(struct.pack("<8sQQI", key, 0, stream, 0), np.uint32)
 
@@ -158,14 +159,14 @@ class Transform:
         length = -(-len(origins) // self._parallel)
         parts = _runs(origins, length) if pipeline.is_random else _slices(len(origins), length)
         self._idle.append(pipeline)
-        if len(parts) == 1 and parts[0].rows == parts[0].kept:
+        if len(parts) == 1 and parts[0].rows == list(range(len(origins))):
             return self._transform(images, origins)
         outputs = self._transform_parts(parts, list(images), origins)
-        return [
-            output[position]
-            for part, output in zip(parts, outputs, strict=True)
-            for position in part.kept
-        ]
+        transformed: list[Any] = [None] * len(origins)
+        for part, output in zip(parts, outputs, strict=True):
+            for position in part.kept:
+                transformed[part.rows[position]] = output[position]
+        return transformed
 
     def _transform_parts(
         self, parts: list[_Part], images: list[Any], origins: Sequence[Origin]
@@ -264,21 +265,31 @@ class _TransformPipeline:
 
 
 def _runs(origins: Sequence[Origin], length: int) -> list[_Part]:
-    """Parts of at most ``length`` consecutive samples, with fillers in short gaps."""
+    """Parts of at most ``length`` consecutive samples, with fillers in short gaps.
+
+    Rows that a shuffle has mixed are sorted first: some are neighbours in their shard.
+    """
     parts: list[_Part] = []
-    for row, origin in enumerate(origins):
+    before: Origin | None = None
+    for row in sorted(range(len(origins)), key=lambda row: _stream_of(origins[row])):
+        origin = origins[row]
         gap = -1
-        if row and origin.shard == origins[row - 1].shard:
-            gap = origin.number - origins[row - 1].number - 1
+        if before is not None and _stream_of(before)[:2] == _stream_of(origin)[:2]:
+            gap = origin.number - before.number - 1
         fits = parts and len(parts[-1].rows) + gap < min(length, BATCH_SIZE)
         if not fits or not 0 <= gap <= _LONGEST_GAP:
             parts.append(_Part([], []))
             gap = 0
         rows, kept = parts[-1]
-        rows.extend([row - 1] * gap)
+        rows.extend(rows[-1:] * gap)
         kept.append(len(rows))
         rows.append(row)
+        before = origin
     return parts
+
+
+def _stream_of(origin: Origin) -> tuple[str, int, int]:
+    return origin.shard, origin.draw, origin.number
 
 
 def _slices(count: int, length: int) -> list[_Part]:

@@ -8,9 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 from corpus import save
+from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
+from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dataset import last_decode
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
@@ -81,3 +84,49 @@ def test_a_seed_of_its_own_keeps_an_operator_from_shifting_the_others(pairs):
     frame = pd.DataFrame(pairs, columns=["image", "mask"]).assign(__key__=[*map(str, range(COUNT))])
     frame = dii.decode_images(frame, image="image", transform=partial(shaded, seed=7))
     check(dii.decode_images(frame, image="mask", mode="labels", transform=geometry))
+
+
+@pytest.fixture(scope="module")
+def shards(pairs, tmp_path_factory):
+    """Three shards with the pairs."""
+    folder = tmp_path_factory.mktemp("drawn")
+    for shard in range(3):
+        files = {
+            f"{number}.{kind}": data
+            for number in range(shard, COUNT, 3)
+            for kind, data in zip(("png", "seg.png"), pairs[number], strict=True)
+        }
+        write_tar(folder / f"{shard}.tar", files)
+    return folder
+
+
+def test_the_rows_of_a_loader_get_the_numbers_of_their_draw(shards, seed):
+    """Whatever rows they are decoded with, and in which order; the mask of each gets the same."""
+    mask = dii.ImageColumn("seg.png", mode="labels", transform=geometry)
+    ddf = dii.read_webdataset_images(
+        shards, image={"image": "png", "mask": mask}, transform=geometry, backend="pandas"
+    )
+    decode = last_decode(ddf.expr)
+    assert decode.is_random
+    rows = new_collection(decode.rows).compute().reset_index(drop=True)
+
+    def pictures(positions, draws):
+        frame = decode.function(rows.iloc[positions], draws)
+        arrays = [frame.images[name].arrays() for name in ("image", "mask")]
+        assert all(np.array_equal(p[:, :, :1], m) for p, m in zip(*arrays, strict=True))
+        return [array.tobytes() for array in arrays[1]]
+
+    plain = pictures(np.arange(COUNT), None)
+    assert plain == pictures(np.arange(COUNT), np.zeros(COUNT, np.uint64))
+    draws = np.array([0, 1, 2**63 + 5], np.uint64)
+    alone = {
+        (row, draw): picture
+        for draw in draws.tolist()
+        for row, picture in enumerate(pictures(np.arange(COUNT), np.full(COUNT, draw, np.uint64)))
+    }
+    assert len({*alone.values()}) == len(alone)
+    random = np.random.default_rng(seed)
+    for count in (1, 7, 64):
+        some, drawn = random.integers(COUNT, size=count), random.choice(draws, count)
+        got = pictures(some, drawn)
+        assert got == [alone[pair] for pair in zip(some.tolist(), drawn.tolist(), strict=True)]

@@ -158,9 +158,13 @@ _SAMPLED = 64
 
 
 def _decode_rows(
-    images: Sequence[ColumnDecode], only: ErrorFilter, columns: Sequence[Any], rows: Any
+    images: Sequence[ColumnDecode],
+    only: ErrorFilter,
+    columns: Sequence[Any],
+    rows: Any,
+    draws: np.ndarray | None = None,
 ) -> Any:
-    return decode_partition(rows, images, only)[list(columns)]
+    return decode_partition(rows, images, only, draws=draws)[list(columns)]
 
 
 @dataclass(frozen=True)
@@ -183,9 +187,18 @@ class LastDecode:
     columns: tuple[Any, ...]
 
     @property
-    def function(self) -> Callable[[Any], Any]:
-        """Function that decodes a frame of any of these rows."""
+    def function(self) -> Callable[..., Any]:
+        """Function of a frame of any of these rows, and of their ``draws``, that decodes it.
+
+        ``draws``, uint64 (rows,), says which random numbers each row gets; None those of a read.
+        Rows with equal reference and draw have equal pixels, whatever else the frame holds.
+        """
         return functools.partial(_decode_rows, self.images, self.only, self.columns)
+
+    @property
+    def is_random(self) -> bool:
+        """True if pixels may depend on ``draws``."""
+        return any(each.decoding.is_random for each in self.images)
 
     def pixels(self, rows: Any) -> int | None:
         """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""

@@ -242,10 +242,12 @@ def decode_partition(
     images: Sequence[ColumnDecode],
     only: ErrorFilter = None,
     limit: int | None = None,
+    draws: np.ndarray | None = None,
 ) -> Any:
     """Decode the references of a pandas or cuDF frame.
 
-    ``images``, ``only`` and ``limit`` are as for `Decode`.
+    ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` as for `FetchedImages`, only
+    without a limit.
 
     Raises
     ------
@@ -254,11 +256,12 @@ def decode_partition(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    return decode_first_rows(frame, functools.partial(_decode_frame, images), only, limit)
+    decode = functools.partial(_decode_frame, images, draws)
+    return decode_first_rows(frame, decode, only, limit)
 
 
-def _decode_frame(images: Sequence[ColumnDecode], frame: Any) -> Decoded:
-    encoded = [FetchedImages(frame, each) for each in images]
+def _decode_frame(images: Sequence[ColumnDecode], draws: np.ndarray | None, frame: Any) -> Decoded:
+    encoded = [FetchedImages(frame, each, draws) for each in images]
     nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
     largest = backend_of(frame).largest_partition
     check_size(f"the {len(frame)} images of a partition", nbytes, largest)
@@ -326,10 +329,21 @@ def encoded_sizes(frame: Any, images: ColumnDecode) -> np.ndarray:
 class FetchedImages:
     """The encoded images of a frame's references, in memory; repeated references share one.
 
-    ``nbytes`` are the decoded bytes of each row's image; shape (n,), int64.
+    Parameters
+    ----------
+    frame, images
+        Rows with a column of references, and its decode.
+    draws : array of uint64, shape (n,), or None
+        Which random numbers each row gets (`Origin.draw`); None for those of a read. All image
+        columns of a row get the same.
+
+    Attributes
+    ----------
+    nbytes : array of int64, shape (n,)
+        Decoded bytes of each row's image.
     """
 
-    def __init__(self, frame: Any, images: ColumnDecode) -> None:
+    def __init__(self, frame: Any, images: ColumnDecode, draws: np.ndarray | None = None) -> None:
         self.images = images
         self._backend = backend_of(frame)
         rows = reference_rows(references_of(frame, images.image))
@@ -340,6 +354,12 @@ class FetchedImages:
         #: Row → position in ``_headers`` and ``_encoded``; null references share the last one.
         self._indices = np.array(indices, np.int64)
         self._indices[self._indices < 0] = len(distinct)
+        #: Row → a number that only rows with the same pixels share.
+        self._pictures = self._indices
+        self._draws = draws if draws is not None and images.decoding.is_random else None
+        if self._draws is not None:
+            pairs = np.rec.fromarrays([self._indices, self._draws])
+            self._pictures = np.unique(pairs, return_inverse=True)[1].reshape(-1)
         self._headers, self._encoded = fetch(
             self._references, images.decoding, images.storage_options
         )
@@ -349,23 +369,28 @@ class FetchedImages:
         self.nbytes = np.array(sizes, np.int64)[self._indices]
 
     def decode(self, rows: np.ndarray) -> Pixels:
-        """Decode the images of the given rows, a repeated one once."""
-        indices, first_rows = np.unique(self._indices[rows], return_index=True)
-        in_row_order = indices[np.argsort(first_rows)]
-        decoded = self._decode_distinct(in_row_order.tolist())
-        if len(in_row_order) == len(rows):
+        """Decode the images of the given rows, a repeated one once unless its draws differ."""
+        _, firsts, inverse = np.unique(self._pictures[rows], return_index=True, return_inverse=True)
+        in_row_order = np.argsort(firsts)
+        decoded = self._decode_distinct(rows[firsts[in_row_order]].tolist())
+        if len(firsts) == len(rows):
             return decoded
-        positions = np.zeros(len(self._headers), np.int64)
-        positions[in_row_order] = np.arange(len(in_row_order))
-        return decoded.take(positions[self._indices[rows]])
+        positions = np.empty(len(firsts), np.int64)
+        positions[in_row_order] = np.arange(len(firsts))
+        return decoded.take(positions[inverse.reshape(-1)])
 
-    def _decode_distinct(self, indices: list[int]) -> Pixels:
-        def read(row: int) -> Any:
-            return self._encoded[indices[row]]
+    def _decode_distinct(self, rows: list[int]) -> Pixels:
+        indices = self._indices[rows].tolist()
 
-        def origin(row: int) -> Origin:
-            index = indices[row]
-            return _origin(self._references[index] if index < len(self._references) else None)
+        def read(position: int) -> Any:
+            return self._encoded[indices[position]]
+
+        def origin(position: int) -> Origin:
+            index = indices[position]
+            origin = _origin(self._references[index] if index < len(self._references) else None)
+            if self._draws is None:
+                return origin
+            return origin._replace(draw=int(self._draws[rows[position]]))
 
         encoded = EncodedImages([self._headers[index] for index in indices], read, origin)
         return decode_rows(encoded, self.images, self._backend, what=f"{len(encoded)} images")
