@@ -98,6 +98,7 @@ gpu-test: ## the tests that need a GPU, with .venv if it has cuDF, else with the
 gpu-api: .gpu/.stamp ## check names and calls of RAPIDS and DALI, and run what needs no kernel; no GPU, 3.6 GB of disk
 	@.gpu/bin/python tools/check_gpu_api.py --require
 	@.gpu/bin/python -m pytest -q tests/rapids $(PYTEST_ARGS)
+	@PYTHONPATH=tests/played .gpu/bin/python -m pytest -q -p simulated.plugin tests/played tests/gpu $(PYTEST_ARGS)
 
 clean: ## remove the environments, caches, and what the demo and the builds wrote
 	@rm -rf .venv .oldest .gpu .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

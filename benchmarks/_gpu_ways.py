@@ -59,7 +59,7 @@ def nvimagecodec_alone(images: list[bytes], count: int, *, batch: int, threads: 
     import cupy
     from nvidia import nvimgcodec
 
-    decoder = nvimgcodec.DaliDecoder(max_num_cpu_threads=threads, options=":fancy_upsampling=1")
+    decoder = nvimgcodec.Decoder(max_num_cpu_threads=threads, options=":fancy_upsampling=1")
     arrays = [np.frombuffer(image, np.uint8) for image in images]
     stream = cupy.cuda.get_current_stream()
 

@@ -2,12 +2,14 @@
 
 import functools
 import importlib.util
+import sys
 from pathlib import Path
 
 import pytest
 
 _HERE = Path(__file__).parent
 _NEEDED = ("cudf", "cupy", "dask_cuda", "dask_cudf", "nvidia.dali", "pylibcudf", "rmm")
+_SIMULATED = "simulated.plugin" in sys.modules
 
 
 @functools.cache
@@ -43,3 +45,5 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.filterwarnings("default"))
             if why_not():
                 item.add_marker(pytest.mark.skip(reason=why_not()))
+            elif _SIMULATED and item.get_closest_marker("card"):
+                item.add_marker(pytest.mark.skip(reason="needs a real GPU"))

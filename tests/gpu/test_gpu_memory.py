@@ -74,6 +74,7 @@ def test_pixels_in_memory_are_shuffled_beside_rows_without(client, shards, tmp_p
     assert sum(array is None for array in frame.images.arrays()) == 20
 
 
+@pytest.mark.card
 def test_a_late_decode_takes_the_memory_of_its_pixels_and_little_more(client, shards):
     found = client.submit(gpu_probes.peak_of_a_late_decode, shards[0], pure=False).result()
     print(found)
@@ -93,6 +94,7 @@ def test_results_go_to_pandas_and_back_as_they_are(client, shards):
         np.testing.assert_array_equal(one, on_host(two))
 
 
+@pytest.mark.card
 def test_more_than_a_column_holds_is_an_error_that_says_what_to_do(client, tmp_path):
     large = write_shards(tmp_path, 8, 64, size=(1200, 1200), distinct=2)
     ddf = dii.read_webdataset_images(large, backend="cudf")
@@ -115,11 +117,13 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.card
 def test_what_was_read_before_the_cluster_was_started_comes_back(shards):
     rows, images = printed(READ_FIRST.format(paths=[str(path) for path in shards]))
     assert rows == images > 0
 
 
+@pytest.mark.card
 def test_images_are_decoded_on_the_gpu_that_is_current(shards):
     import cupy
 

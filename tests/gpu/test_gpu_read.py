@@ -1,6 +1,7 @@
 """The promises of a read on a GPU, through a cluster of one GPU."""
 
 import functools
+import importlib.util
 
 import gpu_probes
 import numpy as np
@@ -45,6 +46,7 @@ def on_worker(client, function, *args, **kwargs):
     return client.submit(function, *args, **kwargs, pure=False).result()
 
 
+@pytest.mark.card
 def test_a_worker_has_a_pipeline_before_its_first_task():
     with dii.start_cluster(1, gpu=True, rmm_pool_size=0.2, dashboard_address=None) as fresh:
         assert list(fresh.run(gpu_probes.pipelines).values()) == [1]
@@ -60,6 +62,7 @@ def test_images_are_cupy_views_inside_the_buffer_of_the_column(client, shards):
         assert address + nbytes <= start + size
 
 
+@pytest.mark.card
 def test_pixels_never_visit_the_host(client, shards):
     try:
         copied = on_worker(client, gpu_probes.copies_of_a_read, shards[0])
@@ -74,6 +77,7 @@ def test_pixels_never_visit_the_host(client, shards):
     assert copied["read"]["device to device"] <= 1.01 * copied["pixels"]
 
 
+@pytest.mark.card
 def test_decoding_does_not_wait_for_what_is_queued_on_the_default_stream(client, shards):
     """As the kernels of a training step are, which torch queues there."""
     busy = on_worker(client, gpu_probes.copies_beside_a_backlog, shards[0])
@@ -104,9 +108,11 @@ def test_raw_values_of_every_type_are_those_of_the_cpu(client, tmp_path):
     for number in range(30):
         shape = random.integers(1, 60, 2)
         deep = Image.fromarray(random.integers(0, 1 << 16, shape).astype(np.uint16))
-        floats = Image.fromarray(random.standard_normal(shape).astype(np.float32))
-        image, format = [(deep, "png"), (floats, "tiff"), (deep.convert("L"), "png")][number % 3]
-        members[f"{number:03d}.img"] = encode(image, format)
+        kinds = [(deep, "png"), (deep.convert("L"), "png")]
+        if importlib.util.find_spec("tifffile") is not None:
+            floats = random.standard_normal(shape).astype(np.float32)
+            kinds.append((Image.fromarray(floats), "tiff"))
+        members[f"{number:03d}.img"] = encode(*kinds[number % len(kinds)])
     path = write_shard(tmp_path / "raw.tar", members)
     read = functools.partial(dii.read_webdataset_images, path, image="img", mode="raw")
     theirs = read(backend="pandas").compute().images.arrays()
@@ -150,6 +156,7 @@ def test_bad_images_are_the_same_error_rows_as_on_the_cpu(client, mixed_shard):
 
 
 @pytest.mark.parametrize(("load", "most"), [(None, 2), (0, 0), (1, 0)])
+@pytest.mark.card
 def test_a_photograph_is_the_same_picture_at_any_place_of_a_batch(client, tmp_path, load, most):
     photo = encode(photograph(375, 500))
     path = write_shard(tmp_path / "same.tar", {f"{n:03}.jpg": photo for n in range(600)})
@@ -195,6 +202,7 @@ def test_lazy_parts_of_a_query_make_the_same_rows(client, shards):
     assert (sizes["size"] > 0).all()
 
 
+@pytest.mark.card
 def test_a_worker_survives_500_tasks_with_flat_memory(client, shards):
     ddf = dii.read_webdataset_images(shards, backend="cudf", partition_size="6 MB")
     tasks = ddf.map_partitions(gpu_probes.count_pixels, meta=gpu_probes.count_pixels(ddf._meta))[
@@ -224,6 +232,7 @@ def test_a_transform_of_dali_operators_runs_on_the_gpu(client, shards):
     np.testing.assert_array_equal(np.stack(flipped), np.stack(straight)[:, :, ::-1])
 
 
+@pytest.mark.card
 def test_more_than_the_device_limit_is_spilled_and_comes_back(tmp_path, shards):
     large = write_shards(tmp_path, 8, 64, size=(1000, 1000), distinct=2)
     with dii.start_cluster(
@@ -281,6 +290,8 @@ def test_partitions_of_a_checkpoint_without_a_value_have_the_types_of_the_others
 
     dii.checkpoint(made("cudf"), tmp_path / "out", version="1").compute()
     on_host = dii.checkpoint(made("pandas"), tmp_path / "out", version="1").compute()
-    assert on_host["mean"].isna().tolist()[:3] == [True, True, False]
+    without = on_host["__key__"].isin(["0", "1"])
+    assert without.sum() == 2
+    assert on_host["mean"].isna().tolist() == without.tolist()
     alone = dii.checkpoint(made("cudf")[["image"]], tmp_path / "alone", version="1")
     assert len(alone.compute()) == 102

@@ -18,7 +18,8 @@ def photograph(height, width, seed=0):
 
 def encode(image, extension="jpg"):
     file = io.BytesIO()
-    image.save(file, {"jpg": "JPEG", "png": "PNG", "webp": "WEBP"}[extension], quality=90)
+    formats = {"jpg": "JPEG", "png": "PNG", "webp": "WEBP", "tiff": "TIFF"}
+    image.save(file, formats[extension], quality=90)
     return file.getvalue()
 
 
