@@ -12,9 +12,10 @@ from typing import Any
 import pandas as pd
 from numpy.typing import DTypeLike
 
-from dask_image_ingest.accessor.images import Images, as_frame, shape_text
+from dask_image_ingest.accessor.images import Images, as_frame
+from dask_image_ingest.decode import shape_text
 from dask_image_ingest.frames import DecodedImage, backend_of, image_columns, register_accessor
-from dask_image_ingest.loader import Source
+from dask_image_ingest.loader import Source, as_pandas
 from dask_image_ingest.ops import (
     count_levels,
     parse_dtype,
@@ -87,8 +88,11 @@ class FrameImages(Images[Any, Any]):
     def _map_batches(self, batch_map: Any) -> Any:
         return batch_map(self._frame)
 
-    def _source(self, columns: list[str], image: str, world: int) -> Source:
-        return Source(self._frame[columns], image, partitions=world)
+    def _source(self, columns: list[str], image: str | None) -> Source:
+        return Source(self._frame[columns], image)
+
+    def _computed_column(self, name: str) -> pd.Series:
+        return as_pandas(self._frame[name])
 
 
 @register_accessor("series", "images")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
@@ -18,9 +19,19 @@ from dask_image_ingest.arguments import (
     column_names,
     whole_number,
 )
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import image_columns, reference_columns
-from dask_image_ingest.loader import FORMATS, Batches, Format, Source, parse_shard
+from dask_image_ingest.loader import (
+    FORMATS,
+    Batches,
+    Format,
+    FrameRows,
+    Schedule,
+    Source,
+    make_sample,
+    parse_shard,
+)
 from dask_image_ingest.ops import (
     encoded_images,
     make_batch_map,
@@ -82,8 +93,8 @@ class Images(ABC, Generic[Frame, Series]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
 
-    def _shape(self, image: str) -> str | None:
-        """The shape of the images in words, as far as it is known without computing."""
+    def _shape(self, image: str) -> ImageShape | None:
+        """The shape of the images, as far as it is known without computing."""
         return None
 
     @abstractmethod
@@ -309,80 +320,105 @@ class Images(ABC, Generic[Frame, Series]):
         format: Format = "numpy",
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
-        shuffle_buffer: int | str | None = None,
+        epoch: int | None = None,
+        steps: int | None = None,
+        repeat: bool = False,
+        weights: str | None = None,
+        balance: str | None = None,
+        replacement: bool = True,
         drop_last: bool = False,
         prefetch: int | None = None,
-        start: int | Sequence[int] = 0,
+        start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
         normalize: tuple[Any, Any] | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> Batches:
-        """Stream the rows as batches of arrays, with a few partitions in memory at a time.
+        """Stream the rows as batches of arrays, a few of them in memory at a time.
+
+        The rows of each step follow from the frame's rows, the seed and the epoch alone: step i has
+        the same rows over all ranks, whatever their number and that of workers, as long as
+        ``batch_size`` times ranks is the same.
 
         Parameters
         ----------
         batch_size
-            Images in a batch. Batches may span partitions; the last one may be smaller.
+            Rows of a batch of this rank. A bad image makes its batch shorter, and moves no other
+            row. The last batch may be smaller.
         format
-            ``"numpy"``, ``"cupy"`` or ``"torch"``. Arrays and tensors share the partition's memory
-            on its device, without a copy, except images made by ``normalize``: don't write to them,
-            or a persisted frame changes.
+            ``"numpy"``, ``"cupy"`` or ``"torch"``. Arrays and tensors share the memory of decoded
+            images on its device, without a copy, except images made by ``normalize``: don't write
+            to them, or a persisted frame changes.
         columns
             The other columns of a batch; all by default. Only these are read.
         shuffle
-            A seed: partitions come in random order, and their rows are mixed in a buffer. Take
-            another seed for each epoch.
-        shuffle_buffer
-            How many rows to mix: the partitions that have as many together, or one that has more.
-            Or how many bytes of pixels to hold, such as ``"2 GiB"``, of up to 16 partitions; by
-            default ``"1 GiB"``. If the images of local files would need more, references to them
-            are mixed instead, and decoded afterwards; elsewhere fewer partitions are mixed, at
-            least two. The order depends on the seed and on this, not on ``batch_size`` and
-            ``prefetch``.
+            A seed, for all epochs: rows come in random order, a new one in each epoch. By default
+            they come in the order of the frame.
+        epoch
+            Number of the epoch, from 0: another order, and other numbers of random augmentations.
+            By default 0, or the epoch of the position ``start``.
+        steps
+            Batches of an epoch: the next epoch continues with the rows that follow, and begins
+            again when each has come once. By default an epoch is all rows once.
+        repeat
+            Whether the epoch never ends: pass follows pass, each in an order of its own.
+        weights
+            Name of a column of numbers from 0: rows are drawn with probabilities in proportion.
+        balance
+            Name of a column, each value of which is drawn equally often; nulls are left out.
+        replacement
+            Whether ``weights`` and ``balance`` may draw a row several times in an epoch, each time
+            with an augmentation of its own. Otherwise ``steps`` must leave rows out, as of an
+            epoch of all rows each is drawn.
         drop_last
-            Drop the last batch if it is smaller.
+            Drop the last step if it is smaller.
         prefetch
-            Partitions to read ahead while one is used: on the workers if there is a ``distributed``
-            client, else on a thread. So at most ``prefetch + 1`` partitions are in memory, and
-            those in the buffer of a shuffle, whatever the size of the frame. If a shuffle mixes
-            references, pieces of up to 1,024 rows and 16 MiB of files count instead of partitions.
-            By default 1; on a cluster two more than its workers have threads, at most 10.
+            Pieces to read ahead, of up to 256 rows or 64 MiB of pixels, or one step if that has
+            more; a piece is a whole partition where partitions come in order. They are read on the
+            workers if there is a ``distributed`` client, else on a thread. By default 1; on a
+            cluster two more than its workers have threads, at most 10.
         start
-            Where to begin. A number of batches to skip, which are decoded to find the position. Or
-            the ``position`` of an earlier iterator: nothing before it is read, except, with a
-            shuffle, the partitions in its buffer. The batches are those of an uninterrupted
-            iteration if the rows come in the same order again, as those of a read and of a shuffle
-            of its references do; Dask's merges, and its sorts with equal keys, may change it.
+            Where to begin: how many steps to skip, or the ``position`` of an earlier iterator, of
+            any number of ranks and workers. What comes before it is not read.
         shard
-            (rank, world): read only every world-th partition, beginning with number rank, so that
-            all processes together read each image once. A shuffle orders the partitions before they
-            are divided. By default taken from torch: workers of a ``DataLoader`` share, and with
-            ``format="torch"`` also the ranks of ``torch.distributed``. None for the whole frame.
+            (rank, world): the part of each step that this process reads. By default taken from
+            torch: with ``format="torch"`` the rank in ``torch.distributed``; workers of a
+            ``DataLoader`` take steps in turn. None for all rows.
         normalize
             (mean, std) of values from 0 to 1, each a number or one for each channel: images are
             float32 with channels first, (value / 255 - mean) / std, made in one pass. All must have
             one shape.
+        collate_fn
+            A function that makes the batch: it gets a list of rows, each a dict of NumPy arrays and
+            values by column, and gives anything. It runs in the workers of a ``DataLoader``.
 
         Returns
         -------
         Batches
-            An iterator of dicts. Each has the image column: an array (n, height, width, channels)
-            of uint8, or a list of arrays if shapes differ, or with ``normalize`` an array (n,
-            channels, height, width) of float32. And the other columns: arrays (n,); of lists (n,
-            d); of strings NumPy arrays of objects, for torch lists. Rows without an image are left
-            out. Its attribute ``position`` says where the next batch begins. A new loop over a
+            An iterator of dicts. Each has the image column, if the frame has one: an array (n,
+            height, width, channels) of uint8, or a list of arrays if shapes differ, or with
+            ``normalize`` an array (n, channels, height, width) of float32. And the other columns:
+            arrays (n,); of lists (n, d); of strings NumPy arrays of objects, for torch lists. Rows
+            without an image are left out. ``len`` of it is the number of steps, the same for each
+            rank. Its attribute ``position`` says where the next batch begins. A new loop over a
             finished iterator starts again, with the same batches.
 
         Raises
         ------
         ArgumentError
-            If a column has nulls, so that it cannot be an array.
+            If a column has nulls, so that it cannot be an array; for a position of other rows, or
+            of another seed or epoch.
         MissingDependencyError
             If ``format`` needs CuPy or torch, and it is not installed.
 
         Notes
         -----
-        Each partition is computed separately. After a shuffle, a merge or a sort, where each
-        partition needs all those of the input, ``persist()`` the frame first.
+        A shuffle reads from 64 places of the shards in random order, and mixes the rows at each. If
+        the query ends with a decode of files, only the rows of the next steps are decoded.
+        Otherwise, as for remote shards, computed partitions are held, at most 1 GiB of pixels or
+        two of them, and the shuffle reads from as many places.
+
+        After a shuffle, a merge or a sort of pixels, where each partition needs all those of the
+        input, ``persist()`` the frame first.
 
         Examples
         --------
@@ -390,33 +426,65 @@ class Images(ABC, Generic[Frame, Series]):
         >>> for batch in ddf.images.iter_batches(32, columns=["cls"], shuffle=0, normalize=half):
         ...     loss = train_step(batch["image"], batch["cls"])
         """
-        image = self.column
         check_choice("format", format, FORMATS)
-        names = [image, *self._other_columns(columns, image)]
+        return self._batches(
+            columns,
+            (weights, balance, replacement),
+            shuffle=shuffle,
+            epoch=epoch,
+            steps=steps,
+            repeat=repeat,
+            batch_size=batch_size,
+            format=format,
+            drop_last=drop_last,
+            prefetch=prefetch,
+            start=start,
+            share=parse_shard(shard, format),
+            normalize=normalize,
+            collate_fn=collate_fn,
+        )
+
+    def _batches(
+        self,
+        columns: Sequence[str] | None,
+        drawn: tuple[Any, Any, bool],
+        *,
+        shuffle: int | None,
+        epoch: int | None,
+        steps: int | None,
+        repeat: bool,
+        **options: Any,
+    ) -> Batches:
+        sample = make_sample(*drawn, self._columns(), self._computed_column)
+        schedule = Schedule(shuffle, epoch, steps, repeat, sample)
+        return Batches([self.frame_rows(columns)], schedule=schedule, **options)
+
+    def frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
+        """The rows with their image and some of the other columns, for batches.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        has_images = self._chosen is not None or image_columns(self._meta())
+        image = self.column if has_images else None
+        names = [*([] if image is None else [image]), *self._other_columns(columns, image)]
         if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
             raise ArgumentError(
                 f"iter_batches: {', '.join(map(repr, repeated))} would be in a batch twice: name "
                 "each column once in columns="
             )
-        rank, world = parse_shard(shard, format)
-        return Batches(
-            self._source(names, image, world),
-            self._meta()[names],
-            image,
-            shape=self._shape(image),
-            batch_size=batch_size,
-            format=format,
-            shuffle=shuffle,
-            shuffle_buffer=shuffle_buffer,
-            drop_last=drop_last,
-            prefetch=prefetch,
-            start=start,
-            shard=(rank, world),
-            normalize=normalize,
-        )
+        if not names:
+            raise ArgumentError("iter_batches: the batches would have no column: name some")
+        shape = None if image is None else self._shape(image)
+        return FrameRows(self._source(names, image), self._meta()[names], image, shape)
 
     @abstractmethod
-    def _source(self, columns: list[str], image: str, world: int) -> Source: ...
+    def _source(self, columns: list[str], image: str | None) -> Source: ...
+
+    @abstractmethod
+    def _computed_column(self, name: str) -> pd.Series:
+        """A column of all rows, in memory."""
 
     def dataloader(
         self,
@@ -424,13 +492,19 @@ class Images(ABC, Generic[Frame, Series]):
         *,
         columns: Sequence[str] | None = None,
         shuffle: int | None = None,
-        shuffle_buffer: int | str | None = None,
+        steps: int | None = None,
+        repeat: bool = False,
+        weights: str | None = None,
+        balance: str | None = None,
+        replacement: bool = True,
         drop_last: bool = False,
         prefetch: int | None = None,
+        start: int | Sequence[Any] = 0,
         normalize: tuple[Any, Any] | None = None,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
     ) -> BatchLoader:
-        """A torch ``DataLoader`` of batches of tensors, whose workers share the partitions.
+        """A torch ``DataLoader`` of batches of tensors, whose workers take steps in turn.
 
         Use it on a CPU, where worker processes decode while the model runs. On a GPU, or with a
         cluster, :meth:`iter_batches` itself reads ahead: on the GPU of this process, or by mapping
@@ -439,9 +513,10 @@ class Images(ABC, Generic[Frame, Series]):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, shuffle_buffer, drop_last, prefetch, normalize
-            As for :meth:`iter_batches`, for each worker and rank separately: the last batch of each
-            may be smaller.
+        batch_size, columns, shuffle, steps, repeat, weights, balance, replacement
+            As for :meth:`iter_batches`.
+        drop_last, prefetch, start, normalize, collate_fn
+            As for :meth:`iter_batches`. ``start`` holds for the first epoch that is iterated.
         **options
             Further arguments of ``DataLoader``: ``num_workers=4``, ``persistent_workers=True``,
             ``pin_memory=True``, ``multiprocessing_context="spawn"``.
@@ -449,12 +524,14 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         torch.utils.data.DataLoader
-            All workers, and all ranks if ``torch.distributed`` runs, together yield each image
-            once; ranks may have different numbers of batches. Its ``dataset`` is an
-            ``IterableDataset`` of batches: ``loader.dataset.set_epoch(epoch)`` changes the order of
-            a shuffle, with ``persistent_workers=True`` too. The dataset's ``state_dict`` and
-            ``load_state_dict`` let torchdata's ``StatefulDataLoader(loader.dataset,
-            batch_size=None)`` resume.
+            Its batches are those of :meth:`iter_batches`, in the same order, whatever the number of
+            workers. All ranks of ``torch.distributed`` together yield each image once, in the same
+            number of batches, which is its ``len``. Its ``dataset`` is an ``IterableDataset`` of
+            batches: ``loader.dataset.set_epoch(epoch)`` changes the order of a shuffle and the
+            numbers of random augmentations, with ``persistent_workers=True`` too;
+            ``loader.dataset.position_after(steps)`` is an argument ``start=``, to resume with any
+            number of ranks and workers. The dataset's ``state_dict`` and ``load_state_dict`` let
+            torchdata's ``StatefulDataLoader(loader.dataset, batch_size=None)`` resume.
 
         Raises
         ------
@@ -465,9 +542,9 @@ class Images(ABC, Generic[Frame, Series]):
 
         Notes
         -----
-        Workers share partitions: if there are fewer of them than workers, some workers have none.
         The workers compute locally, not on a cluster: pass the frame as it was before
-        ``persist()``.
+        ``persist()``. If the query does not end with a decode of files, each worker computes all
+        partitions: write what was computed with ``checkpoint``, or take ``iter_batches``.
 
         Examples
         --------
@@ -478,16 +555,21 @@ class Images(ABC, Generic[Frame, Series]):
         """
         from dask_image_ingest.loader.dataloader import make_dataloader
 
-        batches = {
-            "batch_size": batch_size,
-            "columns": columns,
-            "shuffle": shuffle,
-            "shuffle_buffer": shuffle_buffer,
-            "drop_last": drop_last,
-            "prefetch": prefetch,
-            "normalize": normalize,
-        }
-        return make_dataloader(self._frame, batches, options)
+        make = functools.partial(
+            self._batches,
+            columns,
+            (weights, balance, replacement),
+            shuffle=shuffle,
+            steps=steps,
+            repeat=repeat,
+            batch_size=batch_size,
+            format="torch",
+            drop_last=drop_last,
+            prefetch=prefetch,
+            normalize=normalize,
+            collate_fn=collate_fn,
+        )
+        return make_dataloader(make, start, options)
 
     def show(
         self,
@@ -637,11 +719,6 @@ class Images(ABC, Generic[Frame, Series]):
         names = existing if columns is None else column_names(columns, existing)
         check_unique(names, existing)
         return [name for name in names if name != image]
-
-
-def shape_text(height: int | None, width: int | None, channels: int | None) -> str:
-    """A shape in words, with "?" for unknown edges."""
-    return " × ".join("?" if edge is None else str(edge) for edge in (height, width, channels))
 
 
 def as_frame(series: Any) -> Any:

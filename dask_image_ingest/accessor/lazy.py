@@ -13,7 +13,7 @@ import pandas as pd
 from dask.dataframe.extensions import register_dataframe_accessor, register_series_accessor
 from numpy.typing import DTypeLike
 
-from dask_image_ingest.accessor.images import Images, as_frame, shape_text
+from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.dask_internals import FromGraph, Head, Len, new_collection
 from dask_image_ingest.dask_internals import Literal as Known
 from dask_image_ingest.dataset import (
@@ -23,12 +23,12 @@ from dask_image_ingest.dataset import (
     Scan,
     value_sources,
 )
-from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.loader import LazySource, Source
+from dask_image_ingest.loader import LazySource, Source, computed_column
 from dask_image_ingest.ops import (
     MapBatches,
     add_levels,
@@ -98,8 +98,8 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )
 
-    def _shape(self, image: str) -> str:
-        return shape_text(*image_shape(self._frame.expr, image))
+    def _shape(self, image: str) -> ImageShape:
+        return image_shape(self._frame.expr, image)
 
     def _facts(self, image: str) -> list[str]:
         expr = self._frame.expr
@@ -108,7 +108,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         return [
             f"{expr.npartitions} partitions",
             *([f"{rows.value} rows"] if isinstance(rows, Known) else []),
-            self._shape(image),
+            shape_text(*self._shape(image)),
             "decoded when computed" if pending else "made by the tasks of the frame",
         ]
 
@@ -122,8 +122,11 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
     def _map_batches(self, batch_map: Any) -> Any:
         return new_collection(MapBatches(self._frame.expr, batch_map))
 
-    def _source(self, columns: list[str], image: str, world: int) -> Source:
+    def _source(self, columns: list[str], image: str | None) -> Source:
         return LazySource(self._frame[columns], image)
+
+    def _computed_column(self, name: str) -> pd.Series:
+        return computed_column(self._frame, name)
 
 
 @register_series_accessor("images")

@@ -24,6 +24,7 @@ from dask_image_ingest.decode.decode_spec import (
     Mode,
     Resize,
     make_decode_spec,
+    shape_text,
 )
 from dask_image_ingest.decode.formats import SWAPPED, StoredHeader, read_stored_header
 from dask_image_ingest.decode.formats.header import (
@@ -68,4 +69,5 @@ __all__ = [
     "read_header",
     "read_stored_header",
     "resize_arrays",
+    "shape_text",
 ]

@@ -1,23 +1,29 @@
 """Streams of batches for training.
 
-In: a frame of one or many partitions. Out: batches of arrays or tensors, with a few partitions in
-memory at a time, divided among processes, and with a position to resume from.
+In: a frame of one or many partitions. Out: batches of arrays or tensors, a few of them in memory at
+a time, in an order that depends on the rows, the seed and the epoch, divided among processes, and
+with a position to resume from.
 """
 
 from dask_image_ingest.loader.batch_format import FORMATS, Format
-from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.mix import MixedBatches, mix
+from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
+from dask_image_ingest.loader.mix import mix
 from dask_image_ingest.loader.order import Position, parse_shard
-from dask_image_ingest.loader.source import LazySource, Source
+from dask_image_ingest.loader.sample import make_sample
+from dask_image_ingest.loader.source import LazySource, Source, as_pandas, computed_column
 
 __all__ = [
     "FORMATS",
     "Batches",
     "Format",
+    "FrameRows",
     "LazySource",
-    "MixedBatches",
     "Position",
+    "Schedule",
     "Source",
+    "as_pandas",
+    "computed_column",
+    "make_sample",
     "mix",
     "parse_shard",
 ]

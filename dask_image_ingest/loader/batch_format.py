@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -10,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from dask_image_ingest.arguments import shown
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, stack_views
-from dask_image_ingest.loader.order import Size
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -45,21 +44,36 @@ def converter(format: Format, backend: Backend) -> Convert:
 
 
 def batch_of(
-    rows: BatchRows, image: str, backend: Backend, convert: Convert, normalize: Normalize | None
+    rows: BatchRows,
+    image: str | None,
+    backend: Backend,
+    convert: Convert,
+    normalize: Normalize | None,
+    shape: ImageShape | None,
 ) -> dict[str, Any]:
-    """Build a batch: images as one array, or as a list of arrays if their shapes differ."""
-    if normalize is None:
-        images = stack_views(rows.images, backend)
-    else:
-        images = normalize.batch(rows.images, backend)
-    pixels = [convert(i) for i in images] if isinstance(images, list) else convert(images)
-    others: dict[str, Any] = {}
-    for name, other_images in rows.others.items():
-        stacked = stack_views(other_images, backend)
+    """Build a batch: images as one array, or as a list of arrays if their shapes differ.
+
+    ``shape`` is that of the images ``image``, as far as it is known.
+    """
+    batch: dict[str, Any] = {}
+    for name, images in rows.images.items():
+        if not images:
+            stacked = _no_images(shape if name == image else None, name == image and normalize)
+            stacked = backend.numpy.asarray(stacked)
+        elif name == image and normalize is not None:
+            stacked = normalize.batch(images, backend)
+        else:
+            stacked = stack_views(images, backend)
         is_list = isinstance(stacked, list)
-        others[name] = [convert(i) for i in stacked] if is_list else convert(stacked)
-    columns = {name: convert(values) for name, values in rows.columns.items()}
-    return {image: pixels, **others, **columns}
+        batch[name] = [convert(each) for each in stacked] if is_list else convert(stacked)
+    return batch | {name: convert(values) for name, values in rows.columns.items()}
+
+
+def _no_images(shape: ImageShape | None, is_normalized: Any) -> np.ndarray:
+    height, width, channels = (edge or 0 for edge in shape or (None, None, None))
+    if is_normalized:
+        return np.empty((0, channels, height, width), np.float32)
+    return np.empty((0, height, width, channels), np.uint8)
 
 
 class Normalize(NamedTuple):
@@ -130,52 +144,53 @@ def parse_normalize(normalize: Any) -> Normalize | None:
 
 @dataclass(frozen=True)
 class BatchRows:
-    """Rows of a partition that all have an image."""
+    """Rows of a partition that have an image in each of their image columns."""
 
-    images: list[Any]
-    others: dict[str, list[Any]]  # of further image columns
+    count: int
+    images: dict[str, list[Any]]
     columns: dict[str, Any]  # arrays of all other columns
 
     def __len__(self) -> int:
-        return len(self.images)
+        return self.count
 
     @property
-    def size(self) -> Size:
-        """Number of rows, and bytes of their pixels."""
-        images = itertools.chain(self.images, *self.others.values())
-        return Size(len(self.images), sum(image.nbytes for image in images))
+    def nbytes(self) -> int:
+        """Bytes of the pixels."""
+        return sum(image.nbytes for images in self.images.values() for image in images)
 
     def take(self, rows: Any) -> BatchRows:
         """Select rows by number; of a range, columns are views too."""
-        images = [self.images[row] for row in rows]
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
-        others = {name: [arrays[row] for row in rows] for name, arrays in self.others.items()}
+        images = {name: [arrays[row] for row in rows] for name, arrays in self.images.items()}
         columns = {name: values[index] for name, values in self.columns.items()}
-        return BatchRows(images, others, columns)
+        return BatchRows(len(rows), images, columns)
 
     def copied(self) -> BatchRows:
         """Copy the rows: a copy does not keep their partition in memory."""
-        copies = [image.copy() for image in self.images]
-        others = {name: [image.copy() for image in arrays] for name, arrays in self.others.items()}
+        images = {name: [each.copy() for each in arrays] for name, arrays in self.images.items()}
         columns = {name: values.copy() for name, values in self.columns.items()}
-        return BatchRows(copies, others, columns)
+        return BatchRows(self.count, images, columns)
 
     @classmethod
     def of(cls, parts: Sequence[BatchRows], backend: Backend) -> BatchRows:
         """Concatenate rows."""
+        if len(parts) == 1:
+            return parts[0]
         columns = {
             name: _concatenate([part.columns[name] for part in parts], name, backend)
             for name in parts[0].columns
         }
-        others = {
-            name: [image for part in parts for image in part.others[name]]
-            for name in parts[0].others
+        images = {
+            name: [image for part in parts for image in part.images[name]]
+            for name in parts[0].images
         }
-        return cls([image for part in parts for image in part.images], others, columns)
+        return cls(sum(map(len, parts)), images, columns)
 
 
-def rows_of(frame: Any, image: str, backend: Backend) -> tuple[BatchRows, list[int]]:
+def rows_of(frame: Any, image: str | None, backend: Backend) -> tuple[BatchRows, np.ndarray]:
     """The rows of a partition that have an image in every image column, and their numbers.
+
+    The first image column is ``image``; None for a frame without images.
 
     Raises
     ------
@@ -183,15 +198,16 @@ def rows_of(frame: Any, image: str, backend: Backend) -> tuple[BatchRows, list[i
         If another column can't be an array.
     """
     names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
-    image_arrays = {name: backend.arrays(frame[name]) for name in (image, *names)}
-    present = [
-        row
-        for row, arrays in enumerate(zip(*image_arrays.values(), strict=True))
-        if all(array is not None for array in arrays)
-    ]
-    rows = frame[[name for name in frame.columns if name not in image_arrays]]
+    names = list(dict.fromkeys(names if image is None else [image, *names]))
+    images = {name: backend.arrays(frame[name]) for name in names}
+    has_all = np.ones(len(frame), bool)
+    for arrays in images.values():
+        has_all &= np.array([array is not None for array in arrays], bool)
+    present = np.flatnonzero(has_all)
+    rows = frame[[name for name in frame.columns if name not in images]]
     if len(present) < len(frame):
         rows = rows.take(present)
+        images = {name: [arrays[row] for row in present] for name, arrays in images.items()}
     columns = {}
     for name in rows.columns:
         columns[name] = backend.values(rows[name])
@@ -201,8 +217,7 @@ def rows_of(frame: Any, image: str, backend: Backend) -> tuple[BatchRows, list[i
                 f"array can hold: leave it out with columns=, or drop these rows before, "
                 f"ddf[ddf[{name!r}].notnull()]"
             )
-    images = {name: [arrays[row] for row in present] for name, arrays in image_arrays.items()}
-    return BatchRows(images.pop(image), images, columns), present
+    return BatchRows(len(present), images, columns), present
 
 
 def _concatenate(parts: list[Any], name: str, backend: Backend) -> Any:

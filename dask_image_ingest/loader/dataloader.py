@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
@@ -13,7 +13,7 @@ from dask.system import CPU_COUNT
 from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.order import torch_rank, torch_worker
+from dask_image_ingest.loader.order import Position, Share, parse_start, torch_rank, torch_worker
 
 try:
     import torch
@@ -26,47 +26,89 @@ except ImportError as error:
 
 _THREADS = "image-ingest.decode-threads"
 
+# Makes the batches of an epoch, given the arguments epoch=, start= and the share.
+MakeBatches = Callable[..., Batches]
+
 
 class TorchDataset(IterableDataset):
     """Iterable dataset of batches, which a ``DataLoader`` can pickle to its workers.
 
     Parameters
     ----------
-    frame
-        A frame with images.
-    options
-        Arguments of ``iter_batches``.
+    make
+        Makes the batches of an epoch.
+    start
+        Where the first iteration begins: an argument ``start=``.
+    share
+        Rank and world; None for those of ``torch.distributed``.
     """
 
-    def __init__(self, frame: Any, options: dict[str, Any]) -> None:
-        self._frame = frame
-        self._options = options
+    def __init__(self, make: MakeBatches, start: Any, share: Share | None = None) -> None:
+        self._make = make
         # Shared memory, since persistent workers have a copy of this object that set_epoch() in the
         # main process could not reach otherwise.
         self._shared_epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        # Where the next iteration begins: an argument ``start=``.
-        self._start: Any = 0
+        # Where the next iteration begins, and whether this is the worker's own position.
+        self._start = parse_start(start)
+        self._is_own = False
+        if isinstance(self._start, Position):
+            self._shared_epoch[0] = self._start.epoch
+        self._share = share
         # The latest iterator of this process, and its epoch.
         self._batches: Batches | None = None
         self._iterated = 0
         # Rank and world of the main process, in a copy that was pickled; None in the original.
         self._rank: tuple[int, int] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._description = repr(self._iterate(shard=None))
+        self._first = self._iterate(self._start)
 
     def __repr__(self) -> str:
-        return f"<torch dataset, epoch {self._epoch}: {self._description[1:]}"
+        return f"<torch dataset, epoch {self._epoch}: {self._first!r}>"
+
+    def __len__(self) -> int:
+        return len(self._first)
 
     def __iter__(self) -> Iterator[Any]:
         _share_cores()
-        rank = torch_rank() if self._rank is None else self._rank
         self._iterated = self._epoch
-        self._batches = self._iterate(shard=torch_worker(rank), start=self._start)
+        self._batches = self._iterate(self._start)
         self._start = 0
         return self._batches if get_worker_info() is None else map(_in_shared_memory, self._batches)
 
+    def __next__(self) -> Any:
+        if self._batches is None:
+            iter(self)
+        assert self._batches is not None
+        return next(self._batches)
+
+    def close(self) -> None:
+        """Stop reading ahead and free what was read."""
+        if self._batches is not None:
+            self._batches.close()
+
+    @property
+    def position(self) -> Position:
+        """Position of the next batch that this process iterates: an argument ``start=``."""
+        return (self._batches or self._iterate(self._start)).position
+
+    def position_after(self, steps: int) -> Position:
+        """Position after so many batches of this epoch: an argument ``start=``.
+
+        Workers read ahead: only the training process knows how many batches it has used.
+
+        Parameters
+        ----------
+        steps
+            Batches since the beginning of the epoch.
+
+        Returns
+        -------
+        Position
+        """
+        return self._iterate(0).position_after(steps)
+
     def set_epoch(self, epoch: int) -> None:
-        """Shuffle the next iteration with the seed ``shuffle + epoch``."""
+        """Let the next iteration be another epoch: another order, and other augmentations."""
         self._shared_epoch[0] = whole_number(
             "epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1
         )
@@ -74,8 +116,10 @@ class TorchDataset(IterableDataset):
     def state_dict(self) -> dict[str, Any]:
         """Epoch and position, for torchdata's ``StatefulDataLoader``."""
         if self._batches is None:
-            return {"epoch": self._epoch, "start": self._start}
-        return {"epoch": self._iterated, "start": list(self._batches.position)}
+            start = self._start
+            return {"epoch": self._epoch, "start": _plain(start), "own": self._is_own}
+        own = get_worker_info() is not None
+        return {"epoch": self._iterated, "start": _plain(self._batches.position), "own": own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next iteration in this process at the position of ``state``.
@@ -85,23 +129,23 @@ class TorchDataset(IterableDataset):
         ArgumentError
             If ``state`` is not from ``state_dict``.
         """
-        if not isinstance(state, Mapping) or not {"epoch", "start"} <= set(state):
+        if not isinstance(state, Mapping) or not {"epoch", "start", "own"} <= set(state):
             raise ArgumentError(
                 f"load_state_dict: {shown(state)} is not what state_dict() gives, which is a dict "
-                "of 'epoch' and 'start'"
+                "of 'epoch', 'start' and 'own'"
             )
         self.set_epoch(state["epoch"])
-        self._start = state["start"]
+        self._start, self._is_own = parse_start(state["start"]), bool(state["own"])
         self._batches = None
 
     def __getstate__(self) -> dict[str, Any]:
         # cloudpickle: the frame may contain functions that cannot be imported. Pickle the rank,
         # too: a spawned worker has no process group.
-        frame, rank = cloudpickle.dumps(self._frame), self._rank or torch_rank()
-        return self.__dict__ | {"_frame": frame, "_rank": rank, "_batches": None}
+        make, rank = cloudpickle.dumps(self._make), self._rank or torch_rank()
+        return self.__dict__ | {"_make": make, "_rank": rank, "_batches": None, "_first": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_frame": cloudpickle.loads(state["_frame"])}
+        self.__dict__ = state | {"_make": cloudpickle.loads(state["_make"])}
         # Pickled to a file, not to a worker, the tensor is no longer in shared memory.
         self._shared_epoch.share_memory_()
 
@@ -109,12 +153,16 @@ class TorchDataset(IterableDataset):
     def _epoch(self) -> int:
         return int(self._shared_epoch[0])
 
-    def _iterate(self, **options: Any) -> Batches:
-        options = self._options | options
-        if options["shuffle"] is not None and self._epoch:
-            options["shuffle"] += self._epoch
-        batches: Batches = self._frame.images.iter_batches(format="torch", **options)
-        return batches
+    def _iterate(self, start: Any) -> Batches:
+        share = self._share or Share(*(torch_rank() if self._rank is None else self._rank))
+        worker, workers = torch_worker()
+        is_own, self._is_own = self._is_own, False
+        share = share._replace(worker=0 if is_own else worker, workers=workers)
+        return self._make(epoch=self._epoch, start=start, share=share)
+
+
+def _plain(start: Any) -> Any:
+    return list(start) if isinstance(start, Position) else start
 
 
 if TYPE_CHECKING:
@@ -127,22 +175,22 @@ else:
     BatchLoader = DataLoader
 
 
-def make_dataloader(frame: Any, batches: dict[str, Any], options: dict[str, Any]) -> BatchLoader:
-    """Create a ``DataLoader`` with ``options`` for the ``batches`` of a frame.
+def make_dataloader(make: MakeBatches, start: Any, options: dict[str, Any]) -> BatchLoader:
+    """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes.
 
     Raises
     ------
     ArgumentError
         For options that a ``DataLoader`` of such a dataset does not take.
     """
-    dataset = TorchDataset(frame, batches)
+    dataset = TorchDataset(make, start)
     try:
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
 
 
-def _in_shared_memory(batch: dict[str, Any]) -> dict[str, Any]:
+def _in_shared_memory(batch: Any) -> Any:
     """Move the tensors of a batch to shared memory, from where the training process takes them.
 
     Otherwise the worker does so on a thread, which drops a batch that finds no room: the training
@@ -153,8 +201,9 @@ def _in_shared_memory(batch: dict[str, Any]) -> dict[str, Any]:
     ClusterError
         If shared memory is full.
     """
-    values = (value if isinstance(value, list) else [value] for value in batch.values())
-    for tensor in itertools.chain.from_iterable(values):
+    values = batch.values() if isinstance(batch, dict) else [batch]
+    lists = (value if isinstance(value, (list, tuple)) else [value] for value in values)
+    for tensor in itertools.chain.from_iterable(lists):
         if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
             try:
                 tensor.share_memory_()

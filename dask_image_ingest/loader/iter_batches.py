@@ -1,28 +1,26 @@
-"""``iter_batches``: a frame as a stream of batches, with a few partitions in memory at a time.
+"""``iter_batches``: an epoch of a frame as a stream of batches, a few of them in memory at a time.
 
-Partitions are read ahead (`ReadAhead`) and yield portions of rows, in order or shuffled
-(`portions`). These are cut into batches, and converted to arrays or tensors (``batch_format``). A
-shuffle mixes rows of decoded partitions; or it mixes references, and decodes them afterwards.
-
-Variables are deleted before the next partition is read, so that not both are in memory. For the
-same reason no loop of `portions` uses ``enumerate``, which keeps a reference to its last item.
+A plan (``order``) says which rows each step has. If the query ends with a decode of files, the rows
+of a few steps are decoded together, from references; otherwise they are taken from partitions that
+are computed whole. In the order of the frame, and for one process, partitions are read one after
+the other, and nothing is counted before.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import inspect
-import itertools
-import sys
-import warnings
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dask.dataframe.dispatch import concat
-from dask.utils import format_bytes
+import numpy as np
 
-from dask_image_ingest.arguments import check_flag, number_of_bytes, shown, whole_number
+from dask_image_ingest.arguments import check_flag, whole_number
+from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.loader.batch_format import (
@@ -33,17 +31,108 @@ from dask_image_ingest.loader.batch_format import (
     parse_normalize,
     rows_of,
 )
-from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle, Size, parse_start
+from dask_image_ingest.loader.order import (
+    READERS,
+    Epoch,
+    Mix,
+    Plan,
+    Position,
+    Rows,
+    Sample,
+    Share,
+    Stream,
+    parse_start,
+)
 from dask_image_ingest.loader.source import ReferenceSource, Source
 
-# Mixed references are decoded in pieces of at most so many encoded bytes (their pixels take about
-# ten times as many) and rows.
-_PIECE_BYTES, _PIECE_ROWS = 16 << 20, 1024
+# Rows that are decoded together, and the bytes of their pixels, if a step has not more.
+_PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
 
-# Partitions to mix, below which a warning says that the shuffle is poor.
-_MIN_MIXED = 4
+# Pixels of the partitions that a shuffle holds, if it can't decode the rows of a step alone.
+_HELD_BYTES = 1 << 30
+_LEAST_HELD = 2
 
 Item = TypeVar("Item")
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Which rows an epoch has, and in which order: arguments of ``iter_batches``.
+
+    Attributes
+    ----------
+    shuffle : int or None
+        Seed.
+    epoch : int or None
+        None for that of the position, or 0.
+    steps : int or None
+        Steps of an epoch; None for one pass.
+    repeat : bool
+        Whether the epoch never ends.
+    sample : callable or None
+        Makes a `Sample` of the number of rows to draw, None for that of a pass, and says how many
+        there are in a pass.
+    """
+
+    shuffle: int | None = None
+    epoch: int | None = None
+    steps: int | None = None
+    repeat: bool = False
+    sample: Callable[[int | None], tuple[Sample, int]] | None = None
+
+    def __post_init__(self) -> None:
+        for name, least, advice in (
+            ("shuffle", 0, "pass a seed, a number from 0, or None"),
+            ("epoch", 0, "pass the number of the epoch"),
+            ("steps", 1, "pass the number of batches of an epoch, or None for all rows once"),
+        ):
+            if (value := getattr(self, name)) is not None:
+                value = whole_number(name, value, least, advice, most=2**63 - 1)
+                object.__setattr__(self, name, value)
+        check_flag("repeat", self.repeat)
+        if self.repeat and self.steps is not None:
+            raise ArgumentError(
+                "repeat=True never ends, and steps= ends an epoch: pass one of them"
+            )
+
+    @property
+    def is_plain(self) -> bool:
+        """True if the epoch is the rows of the frame, in order."""
+        return not (
+            self.repeat or self.sample or self.steps is not None or self.shuffle is not None
+        )
+
+
+class FrameRows(NamedTuple):
+    """The rows of a frame, as batches need them.
+
+    Attributes
+    ----------
+    source : Source
+    meta : dataframe
+        An empty frame of the batches' columns.
+    image : str or None
+        The image column; None for a frame without images.
+    shape : tuple or None
+        Shape of its images, as far as it is known.
+    """
+
+    source: Source
+    meta: Any
+    image: str | None
+    shape: ImageShape | None
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the columns."""
+        return list(self.meta.columns)
+
+
+class MixOf(NamedTuple):
+    """How rows of several frames are mixed."""
+
+    shares: np.ndarray
+    longest: bool
 
 
 class Batches:
@@ -55,322 +144,520 @@ class Batches:
 
     def __init__(
         self,
-        source: Source,
-        meta: Any,
-        image: str,
+        frames: Sequence[FrameRows],
         *,
-        shape: str | None,
         batch_size: int,
         format: Format,
         normalize: Any,
-        shuffle: int | None,
-        shuffle_buffer: int | str | None,
+        schedule: Schedule,
         drop_last: bool,
         prefetch: int | None,
-        start: int | Sequence[int],
-        shard: tuple[int, int],
+        start: int | Sequence[Any],
+        share: Share,
+        collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
+        mix: MixOf | None = None,
     ) -> None:
-        self._source = source
-        self._image = image
-        self._shape = shape
+        first = frames[0]
+        self._sources = [rows.source for rows in frames]
+        self._columns = first.names
+        self._image = first.image
+        shapes = {rows.shape for rows in frames}
+        self._shape = first.shape if len(shapes) == 1 else None
         self._format = format
-        self._columns = list(meta.columns)
-        self._backend = backend_of(meta)
+        self._backend = backend_of(first.meta)
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
         check_flag("drop_last", drop_last)
         self._drop_last = drop_last
         self._prefetch = prefetch
         if prefetch is not None:
-            advice = "pass how many partitions to read ahead"
+            advice = "pass how many pieces to read ahead"
             self._prefetch = whole_number("prefetch", prefetch, 0, advice)
-        self._convert = converter(format, self._backend)
+        if collate_fn is not None and not callable(collate_fn):
+            raise ArgumentError("collate_fn=: pass a function of a list of rows, each a dict")
+        self._collate = collate_fn
+        self._convert = converter("numpy" if collate_fn else format, self._backend)
         self._normalize = parse_normalize(normalize)
-        self._order = _order(source.partitions, shard, shuffle, shuffle_buffer)
-        begin = parse_start(start, self._order.end)
-        # Batches still to skip before the position is known; 0 if start= was a position.
-        self._skip = 0 if isinstance(begin, Position) else begin
-        self._position = begin if isinstance(begin, Position) else Position(0, 0)
-        if not self._order.partitions and shard[1] > 1:
-            _warn_of_empty_shard(source.partitions, shard)
-        self._stream = self._batches(convert=True)
+        self._share = share
+        self._mix = mix
+        self._start = parse_start(start)
+        begin = self._start if isinstance(self._start, Position) else None
+        self._schedule = schedule
+        self._epoch = schedule.epoch
+        if self._epoch is None:
+            self._epoch = 0 if begin is None else begin.epoch
+        if begin is not None:
+            ours = Position(self._epoch, 0, schedule.shuffle)
+            ours.check(begin)
+            (ours if self._is_sequential else self._position_at(0)).check(begin)
+        # Rows of the epoch before the next step of this process, over all ranks; None before the
+        # start is known.
+        self._row: int | None = None
+        self._stream = self._batches()
+
+    def __len__(self) -> int:
+        """Steps of the epoch, from its beginning; the same for each rank.
+
+        The rows are counted, from indexes and headers where nothing depends on pixels.
+
+        Raises
+        ------
+        TypeError
+            If the epoch never ends.
+        """
+        length = self._plan.length
+        if length is None:
+            raise TypeError("an epoch with repeat=True never ends: it has no length")
+        steps, rest = divmod(length, self._plan.size)
+        return steps + bool(rest and not self._drop_last)
 
     @property
     def position(self) -> Position:
         """Position of the next batch.
 
-        Pass it as ``start=`` to resume there; partitions before it are not read again.
+        Pass it as ``start=`` to resume there, with any number of ranks and workers; what comes
+        before it is not read again.
         """
-        if self._skip:
-            skip, self._skip = self._skip, 0
-            skipped = self._batches(convert=False)
-            deque(itertools.islice(skipped, min(skip, sys.maxsize)), maxlen=0)
-            skipped.close()
-        return self._position
+        if self._is_sequential and not self._is_counted:
+            return Position(self._epoch, self._next_row, self._schedule.shuffle)
+        return self._position_at(self._next_row)
+
+    def _position_at(self, row: int) -> Position:
+        plan = self._plan
+        return Position(self._epoch, row, self._schedule.shuffle, plan.length, plan.digest())
+
+    def position_after(self, steps: int) -> Position:
+        """Position after so many batches of each rank, since the beginning of the epoch.
+
+        Use it where worker processes read ahead, so that nobody knows their place.
+
+        Parameters
+        ----------
+        steps
+            Batches that this rank has used.
+
+        Returns
+        -------
+        Position
+        """
+        row = whole_number("steps", steps, 0, "pass the number of batches") * self._plan.size
+        length = self._plan.length
+        return self._position_at(row if length is None else min(row, length))
+
+    @property
+    def _next_row(self) -> int:
+        """The row of the next step of this process."""
+        if self._row is None:
+            if isinstance(self._start, Position):
+                begin = self._start.row
+            else:
+                begin = self._start * self._step
+            self._row = begin + self._share.worker * self._step
+        return self._row
+
+    @property
+    def _step(self) -> int:
+        """Rows of a step, over all ranks."""
+        return self._size * self._share.world
+
+    @property
+    def _is_sequential(self) -> bool:
+        """True if partitions can be read one after the other."""
+        return self._mix is None and self._schedule.is_plain and self._share == Share()
+
+    @property
+    def _is_counted(self) -> bool:
+        return "_plan" in self.__dict__
+
+    @functools.cached_property
+    def _plan(self) -> Plan:
+        schedule, size = self._schedule, self._step
+        seed = schedule.shuffle
+        streams = []
+        for source in self._sources:
+            counts = source.counts()
+            length = int(counts.sum())
+            sample = None
+            if schedule.sample is not None:
+                drawn = None if schedule.steps is None else schedule.steps * size
+                sample, length = schedule.sample(drawn)
+            readers = READERS if seed is None else self._readers(source, counts)
+            streams.append(Stream(counts, seed, readers, sample, length))
+        if self._mix is not None:
+            shares, longest = self._mix
+            return Mix(streams, size, shares, seed or 0, self._epoch, longest)
+        (stream,) = streams
+        if schedule.repeat:
+            return Epoch(stream, size, 0, None if stream.length else 0)
+        length = stream.length
+        if schedule.steps is not None:
+            length = schedule.steps * size if length else 0
+        return Epoch(stream, size, self._epoch * length, length)
+
+    def _readers(self, source: Source, counts: np.ndarray) -> int:
+        """Places from which a shuffle reads: many, unless each holds a decoded partition."""
+        if not counts.any() or self._source_to_read(source) is not source:
+            return READERS
+        row_bytes = source.row_bytes()
+        if row_bytes is None:
+            return READERS
+        partition = row_bytes * counts.sum() / np.count_nonzero(counts)
+        return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, READERS))
+
+    @functools.cache  # noqa: B019 - of this object's few sources
+    def _source_to_read(self, source: Source) -> Source:
+        """The source to read: references, if the last step is a decode of files."""
+        return source.references() or source
 
     def __repr__(self) -> str:
-        shape = "" if self._shape is None else f", {self._shape}"
+        shape = "" if self._shape is None else f", {shape_text(*self._shape)}"
         format = f"{self._format}, normalized" if self._normalize else self._format
+        schedule = self._schedule
         parts = [
             f"batches of {self._size} rows",
-            f"{len(self._order.partitions)} partitions",
-            *self._order.describe(),
+            *([f"{len(self._sources)} frames"] if self._mix else []),
+            f"{sum(source.partitions for source in self._sources)} partitions",
+            *([] if schedule.shuffle is None else [f"shuffle={schedule.shuffle}"]),
+            f"epoch {self._epoch}",
+            *([] if schedule.steps is None else [f"{schedule.steps} steps"]),
+            *(["for ever"] if schedule.repeat else []),
             self._place_text(),
-            f"images {self._image!r}{shape}, {format}",
+            *([] if self._image is None else [f"images {self._image!r}{shape}, {format}"]),
         ]
         if others := [repr(name) for name in self._columns if name != self._image]:
             parts.append(f"columns {', '.join(others)}")
         return f"<{'; '.join(parts)}>"
 
     def _place_text(self) -> str:
-        if self._skip:
-            return f"after {self._skip} batches"
-        if self._position >= self._order.end:
-            return "at the end"
-        return f"at partition {self._position.partition}, row {self._position.row}"
+        if self._row is None:
+            if isinstance(self._start, Position):
+                return f"from row {self._start.row:,} on"
+            return f"from batch {self._start:,} on"
+        return "at the end" if self._is_over else f"at row {self._row:,}"
+
+    @property
+    def _is_over(self) -> bool:
+        if self._is_sequential and not self._is_counted:
+            return self._finished
+        length = self._plan.length
+        if length is None:
+            return False
+        left = length - self._next_row
+        return left <= 0 or (self._drop_last and left < self._step)
+
+    _finished = False
 
     def __iter__(self) -> Batches:
         if inspect.getgeneratorstate(self._stream) == inspect.GEN_CLOSED:
-            if self._position >= self._order.end:
-                self._position = Position(0, 0)
-            self._stream = self._batches(convert=True)
+            if self._is_over:
+                self._row = self._share.worker * self._step
+            self._finished = False
+            self._stream = self._batches()
         return self
 
-    def __next__(self) -> dict[str, Any]:
-        self._source.check_process()
+    def __next__(self) -> Any:
+        for source in self._sources:
+            source.check_process()
         return next(self._stream)
 
     def close(self) -> None:
         """Stop reading ahead and free what was read, as the end of the iteration does."""
         self._stream.close()
 
-    def _batches(self, convert: bool) -> Generator[dict[str, Any], None, None]:
-        """Cut portions of rows into batches; rows left of a portion begin the next batch."""
-        begin = self.position
-        source = self._source_to_read()
-        depth = source.prefetch() if self._prefetch is None else self._prefetch
-        carried: BatchRows | None = None
-        with source:
-            ahead, stream = portions(self._order, begin, source, depth, self._image, self._backend)
-            try:
-                ahead.fill()
-                for portion in stream:
-                    rows, used = portion.rows, 0
-                    if carried is not None:
-                        used = min(self._size - len(carried), len(rows))
-                        carried = BatchRows.of([carried, rows.take(range(used))], self._backend)
-                        if len(carried) < self._size:
-                            del portion, rows
-                            continue
-                        self._position = portion.position(used)
-                        batch, carried = self._batch(carried, convert), None
-                        yield batch
-                        del batch
-                        ahead.fill()
-                    while len(rows) - used >= self._size:
-                        used += self._size
-                        self._position = portion.position(used)
-                        yield self._batch(rows.take(range(used - self._size, used)), convert)
-                        ahead.fill()
-                    if used < len(rows):
-                        # A copy: a view would keep the whole partition in memory.
-                        carried = rows.take(range(used, len(rows))).copied()
-                    del portion, rows  # before the next partition is read
-            finally:
-                stream.close()
-                ahead.clear()
-        self._position = self._order.end
-        if carried is not None and not self._drop_last:
-            yield self._batch(carried, convert)
+    def _batches(self) -> Generator[Any, None, None]:
+        if self._is_sequential:
+            return self._in_order()
+        return self._planned()
 
-    def _source_to_read(self) -> Source:
-        """The source to read: references if a buffer of decoded partitions would be too large."""
-        order = self._order
-        references = self._source.references() if isinstance(order, Shuffle) else None
-        if isinstance(order, Shuffle) and references is not None:
-            for number in order.partitions:
-                size = references.decoded_size(number)
-                if size is None or size.nbytes:
-                    large = size and order.buffer.overflows(size, len(order.partitions))
-                    return references if large else self._source
-        return self._source
-
-    def _batch(self, rows: BatchRows, convert: bool) -> dict[str, Any]:
-        if not convert:
-            return {}
-        return batch_of(rows, self._image, self._backend, self._convert, self._normalize)
-
-
-def _order(partitions: int, shard: tuple[int, int], shuffle: Any, shuffle_buffer: Any) -> Order:
-    if shuffle is None:
-        if shuffle_buffer is not None:
-            raise ArgumentError(
-                f"shuffle_buffer={shown(shuffle_buffer)} is for a shuffle: pass a seed as shuffle="
-            )
-        return Order(partitions, shard)
-    seed = whole_number("shuffle", shuffle, 0, "pass a seed, a number from 0, or None")
-    return Shuffle(seed, partitions, shard, _buffer(shuffle_buffer))
-
-
-def _buffer(shuffle_buffer: Any) -> Buffer:
-    if shuffle_buffer is None:
-        return Buffer()
-    advice = "pass how many rows to mix, or bytes such as '2 GiB', or None"
-    if isinstance(shuffle_buffer, str):
-        nbytes = number_of_bytes(shuffle_buffer)
-        if nbytes is None:
-            raise ArgumentError(f"shuffle_buffer={shown(shuffle_buffer)}: {advice}")
-        return Buffer(None, nbytes)
-    return Buffer(whole_number("shuffle_buffer", shuffle_buffer, 1, advice))
-
-
-def _warn_of_empty_shard(partitions: int, shard: tuple[int, int]) -> None:
-    rank, world = shard
-    warnings.warn(
-        f"iter_batches: {world} processes share {partitions} partitions, and there is none for "
-        f"this one, number {rank}: take fewer, or smaller partitions (partition_size=)",
-        stacklevel=4,
-    )
-
-
-class Portion(NamedTuple):
-    """Rows of one step of an order."""
-
-    rows: BatchRows
-    step: int
-    numbers: Sequence[int]  # of each row within the step
-    end: Position  # after the last row
-
-    def position(self, row: int) -> Position:
-        """The position of a row of the portion, or of its end."""
-        return Position(self.step, int(self.numbers[row])) if row < len(self.rows) else self.end
-
-
-def portions(
-    order: Order, begin: Position, source: Source, depth: int, image: str, backend: Backend
-) -> tuple[ReadAhead[Any], Generator[Portion, None, None]]:
-    """The read-ahead, which the caller has to fill, and the portions of rows from ``begin`` on."""
-    numbers = order.partitions[begin.partition :]
-    ahead = ReadAhead(((number, source.read(number)) for number in numbers), depth)
-    if not isinstance(order, Shuffle):
-        return ahead, _in_order(begin, ahead, image, backend)
-    sizes = order.history(begin.partition, source.size) if begin.partition else {}
-    if not isinstance(source, ReferenceSource):
-        return ahead, _shuffled(order, begin, ahead, sizes, image, backend)
-    decodes = ReadAhead(_start_decodes(order, begin, ahead, sizes, source), depth)
-    return decodes, _decoded(decodes, image, backend)
-
-
-def _in_order(
-    begin: Position, ahead: ReadAhead[int], image: str, backend: Backend
-) -> Generator[Portion, None, None]:
-    step = begin.partition
-    for _, future in ahead:
-        rows, _ = rows_of(future.result(), image, backend)
-        del future
-        yield _portion_from(begin, step, rows)
-        del rows
-        step += 1
-
-
-def _shuffled(
-    order: Shuffle,
-    begin: Position,
-    ahead: ReadAhead[int],
-    sizes: dict[int, Size],
-    image: str,
-    backend: Backend,
-) -> Generator[Portion, None, None]:
-    """Portions of mixed rows, from a buffer of decoded partitions."""
-    buffer: dict[int, BatchRows] = {}
-
-    def read(number: int) -> Size:
-        _, future = next(ahead)
-        buffer[number], _ = rows_of(future.result(), image, backend)
-        ahead.fill()
-        return buffer[number].size
-
-    for step, shares in order.steps(begin.partition, sizes, read):
-        if step == begin.partition:
-            _warn_of_poor_shuffle(order, step, len(shares))
-        parts = [
-            buffer[number].take(order.rows(number, len(buffer[number]))[share])
-            for number, share in shares.items()
-        ]
-        buffer.pop(step)
-        rows = BatchRows.of(parts, backend)
-        del parts
-        rows = rows.take(order.mix(step, len(rows)))
-        yield _portion_from(begin, step, rows)
-        del rows
-
-
-def _warn_of_poor_shuffle(order: Shuffle, step: int, mixed: int) -> None:
-    partitions = len(order.partitions)
-    if order.buffer.rows is None and mixed < _MIN_MIXED and step + mixed < partitions:
-        nbytes = format_bytes(order.buffer.nbytes)
-        warnings.warn(
-            f"iter_batches: shuffle= mixes {mixed} of {partitions} partitions at a time, since "
-            f"more would be over {nbytes} of pixels. Allow more, shuffle_buffer='4 GiB', or read "
-            "smaller partitions (partition_size=)",
-            stacklevel=5,
+    def _batch(self, rows: BatchRows) -> Any:
+        batch = batch_of(
+            rows, self._image, self._backend, self._convert, self._normalize, self._shape
+        )
+        if self._collate is None:
+            return batch
+        names = list(batch)
+        return self._collate(
+            [dict(zip(names, row, strict=True)) for row in zip(*batch.values(), strict=True)]
         )
 
+    def _in_order(self) -> Generator[Any, None, None]:
+        """Batches of one partition after the other."""
+        (source,) = self._sources
+        row = self._next_row
+        first, skip = 0, 0
+        if row:
+            ends = np.cumsum(source.counts())
+            first = int(np.searchsorted(ends, row, "right"))
+            skip = row - int(ends[first - 1]) if first else row
+        depth = source.prefetch() if self._prefetch is None else self._prefetch
+        numbers = range(first, source.partitions)
+        parts: list[BatchRows] = []  # of the next batch
+        missing = self._size
+        with source:
+            ahead = ReadAhead(((number, source.read(number)) for number in numbers), depth)
+            try:
+                ahead.fill()
+                for _, future in ahead:
+                    frame = future.result()
+                    del future
+                    at, length = skip, len(frame)
+                    skip = 0
+                    rows, present = rows_of(frame, self._image, self._backend)
+                    del frame
+                    while at < length:
+                        stop = min(length, at + missing)
+                        some = rows.take(range(*np.searchsorted(present, [at, stop]).tolist()))
+                        row, missing, at = row + stop - at, missing - (stop - at), stop
+                        if missing:
+                            # A copy: a view would keep the whole partition in memory.
+                            parts.append(some.copied())
+                            continue
+                        joined = BatchRows.of([*parts, some], self._backend)
+                        parts, missing = [], self._size
+                        del some
+                        self._row = row
+                        if len(joined):
+                            batch = self._batch(joined)
+                            del joined
+                            yield batch
+                            del batch
+                        ahead.fill()
+                    del rows
+            finally:
+                ahead.clear()
+        self._row, self._finished = row, True
+        if parts and not self._drop_last:
+            joined = BatchRows.of(parts, self._backend)
+            del parts
+            if len(joined):
+                yield self._batch(joined)
 
-def _portion_from(begin: Position, step: int, rows: BatchRows) -> Portion:
-    """Portion of a step's rows, without those before ``begin``."""
-    skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
-    numbers = range(skip, len(rows))
-    return Portion(rows.take(numbers), step, numbers, Position(step + 1, 0))
+    def _planned(self) -> Generator[Any, None, None]:
+        """Batches of the steps of a plan."""
+        if not self._is_over:
+            with contextlib.ExitStack() as stack:
+                sources = [self._source_to_read(source) for source in self._sources]
+                readers = [
+                    (_ReferenceReader if isinstance(source, ReferenceSource) else _PartitionReader)(
+                        stack.enter_context(source),
+                        source.counts(),
+                        self._image,
+                        self._backend,
+                    )
+                    for source in sources
+                ]
+                if self._prefetch is None:
+                    depth = max(source.prefetch() for source in sources)
+                else:
+                    depth = self._prefetch
+                ahead = ReadAhead(self._pieces(readers), depth)
+                try:
+                    for piece, results in ahead:
+                        parts = [result() for result in results]
+                        del results
+                        for step in piece:
+                            rows = self._rows_of_step(step, parts)
+                            self._row = step.next_row
+                            if len(rows) or self._share.world > 1:
+                                batch = self._batch(rows)
+                                del rows
+                                yield batch
+                                del batch
+                            ahead.fill()
+                        del parts
+                finally:
+                    ahead.clear()
+
+    def _rows_of_step(self, step: _Step, parts: list[tuple[BatchRows, np.ndarray]]) -> BatchRows:
+        some = []
+        for (rows, present), (start, stop) in zip(parts, step.slices, strict=True):
+            some.append(rows.take(range(*np.searchsorted(present, [start, stop]).tolist())))
+        return BatchRows.of(some, self._backend)
+
+    def _pieces(
+        self, readers: Sequence[_Reader]
+    ) -> Iterator[tuple[list[_Step], list[Callable[[], tuple[BatchRows, np.ndarray]]]]]:
+        """Start to read a few steps at a time; the first alone, so that it comes early."""
+        row, count, most = self._next_row, 1, None
+        while steps := self._steps(row, count):
+            row = steps[-1][1]
+            piece, numbers = [], [0] * len(readers)
+            for parts, next_row in steps:
+                lengths = [len(rows.numbers) for rows in parts]
+                slices = [(at, at + n) for at, n in zip(numbers, lengths, strict=True)]
+                numbers = [stop for _, stop in slices]
+                piece.append(_Step(next_row, slices))
+            by_frame = zip(*(parts for parts, _ in steps), strict=True)
+            results = []
+            for reader, rows, open_rows in zip(readers, by_frame, self._open_at(row), strict=True):
+                results.append(
+                    reader.start(
+                        Rows(
+                            np.concatenate([each.numbers for each in rows]),
+                            np.concatenate([each.draws for each in rows]),
+                        )
+                    )
+                )
+                reader.keep(open_rows)
+            yield piece, results
+            if most is None:
+                most = self._most_steps(readers)
+            count = min(2 * count, most)
+
+    def _open_at(self, row: int) -> list[np.ndarray | None]:
+        length = self._plan.length
+        return self._plan.open_at(row if length is None else max(0, min(row, length - 1)))
+
+    def _steps(self, row: int, count: int) -> list[tuple[list[Rows], int]]:
+        """Rows of the next steps of this process, and the row of the step that follows each."""
+        length, steps = self._plan.length, []
+        for _ in range(count):
+            if length is not None:
+                left = length - row
+                if left <= 0 or (self._drop_last and left < self._step):
+                    break
+            rows = self._share.of(self._plan.step(row))
+            row += self._share.workers * self._step
+            steps.append((rows, row if length is None else min(row, length)))
+        return steps
+
+    def _most_steps(self, readers: Sequence[_Reader]) -> int:
+        row_bytes = max(reader.row_bytes() for reader in readers)
+        return max(1, int(min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) // self._size))
 
 
-def _start_decodes(
-    order: Shuffle,
-    begin: Position,
-    ahead: ReadAhead[int],
-    sizes: dict[int, Size],
-    source: ReferenceSource,
-) -> Iterator[tuple[tuple[int, Position], Future[Any]]]:
-    """Mix references and start to decode them, piece by piece: (step, end) and future of each.
+class _Step(NamedTuple):
+    """A step of a piece."""
 
-    The index of the decoded rows is their number in the step.
-    """
-    buffer: dict[int, Any] = {}
-
-    def read(number: int) -> Size:
-        _, future = next(ahead)
-        buffer[number] = future.result()
-        ahead.fill()
-        return Size(len(buffer[number]), 0)
-
-    ahead.fill()
-    for step, shares in order.steps(begin.partition, sizes, read):
-        parts = [
-            buffer[number].iloc[order.rows(number, len(buffer[number]))[share]]
-            for number, share in shares.items()
-        ]
-        buffer.pop(step)
-        rows = concat(parts)
-        rows = rows.iloc[order.mix(step, len(rows))].reset_index(drop=True)
-        skip = begin.rows_to_skip(len(rows)) if step == begin.partition else 0
-        if skip == len(rows):
-            continue
-        for piece in source.pieces(rows.iloc[skip:], _PIECE_BYTES, _PIECE_ROWS):
-            start, stop = skip + piece.start, skip + piece.stop
-            end = Position(step + 1, 0) if stop == len(rows) else Position(step, stop)
-            yield (step, end), source.decode(rows.iloc[start:stop])
+    next_row: int  # of the epoch, before the following step of this process
+    slices: list[tuple[int, int]]  # of the piece's rows of each frame
 
 
-def _decoded(
-    ahead: ReadAhead[tuple[int, Position]], image: str, backend: Backend
-) -> Generator[Portion, None, None]:
-    for (step, end), future in ahead:
-        frame = future.result()
-        del future
-        rows, present = rows_of(frame, image, backend)
-        numbers = frame.index.to_numpy()[present]
-        del frame
-        yield Portion(rows, step, numbers, end)
-        del rows
+class _Reader:
+    """Reads rows of a frame by their numbers, and holds the partitions that are in use."""
+
+    def __init__(
+        self, source: Any, counts: np.ndarray, image: str | None, backend: Backend
+    ) -> None:
+        self._source = source
+        self._image = image
+        self._backend = backend
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self._partitions: dict[int, Any] = {}
+
+    def row_bytes(self) -> float:
+        """Decoded bytes of a row, on average."""
+        return self._source.row_bytes() or 1.0
+
+    def keep(self, rows: np.ndarray | None) -> None:
+        """Drop all partitions but those of some rows."""
+        if rows is not None:
+            numbers = set(np.searchsorted(self._ends, rows, "right").tolist())
+            self._partitions = {
+                number: held for number, held in self._partitions.items() if number in numbers
+            }
+
+    def start(self, rows: Rows) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to read rows: their result, with the places of those that have an image."""
+        raise NotImplementedError
+
+    def _parts(self, numbers: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
+        """Each partition with its rows to take, and the order of all these rows."""
+        partition = np.searchsorted(self._ends, numbers, "right")
+        by_partition = np.argsort(partition, kind="stable")
+        order = np.empty(len(numbers), np.int64)
+        order[by_partition] = np.arange(len(numbers))
+        parts = []
+        distinct, begins = np.unique(partition[by_partition], return_index=True)
+        ends = [*begins[1:].tolist(), len(numbers)]
+        for number, begin, end in zip(
+            distinct.tolist(), begins.tolist(), ends[: len(begins)], strict=True
+        ):
+            rows = by_partition[begin:end]
+            if number not in self._partitions:
+                self._partitions[number] = self._read(number)
+            parts.append((self._partitions[number], numbers[rows] - self._starts[number]))
+        return parts, order
+
+    def _read(self, number: int) -> Any:
+        return self._source.read(number)
+
+
+class _ReferenceReader(_Reader):
+    """Decodes rows of references."""
+
+    def start(self, rows: Rows) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to decode rows."""
+        parts, order = self._parts(rows.numbers)
+        if not parts:
+            # A rank without a row in the last step.
+            parts = [(self._read(0), rows.numbers)]
+        future = self._source.decode(parts, order)
+
+        def result() -> tuple[BatchRows, np.ndarray]:
+            frame = future.result()
+            batch, present = rows_of(frame, self._image, self._backend)
+            return batch, frame.index.to_numpy()[present]
+
+        return result
+
+
+class _PartitionReader(_Reader):
+    """Takes rows from partitions that are computed whole."""
+
+    def start(self, rows: Rows) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to compute the partitions of rows."""
+        parts, order = self._parts(rows.numbers)
+        if not parts:
+            parts = [(self._read(0), rows.numbers)]
+        return functools.partial(self._taken, parts, order)
+
+    def _read(self, number: int) -> Any:
+        return _Partition(self._source.read(number), self._image, self._backend)
+
+    def _taken(
+        self, parts: list[tuple[_Partition, np.ndarray]], order: np.ndarray
+    ) -> tuple[BatchRows, np.ndarray]:
+        taken, has_image = [], []
+        for partition, numbers in parts:
+            place = partition.places[numbers]
+            has_image.append(place >= 0)
+            taken.append(partition.rows.take(place[place >= 0]))
+        joined = BatchRows.of(taken, self._backend)
+        if not len(order):
+            return joined, order
+        # The position of each row among all; of the joined ones among themselves.
+        present = np.concatenate(has_image)
+        joined_place = np.cumsum(present) - 1
+        here = np.flatnonzero(present[order])
+        return joined.take(joined_place[order[here]]), here
+
+
+class _Partition:
+    """A computed partition; its rows are taken when they are first asked for."""
+
+    def __init__(self, future: Future[Any], image: str | None, backend: Backend) -> None:
+        self._future: Future[Any] | None = future
+        self._make = functools.partial(rows_of, image=image, backend=backend)
+
+    @functools.cached_property
+    def _rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
+        assert self._future is not None
+        frame, self._future = self._future.result(), None
+        rows, present = self._make(frame)
+        places = np.full(len(frame), -1)
+        places[present] = np.arange(len(present))
+        return rows, places
+
+    @property
+    def rows(self) -> BatchRows:
+        """The rows that have an image."""
+        return self._rows_and_places[0]
+
+    @property
+    def places(self) -> np.ndarray:
+        """Number of each row of the partition among `rows`; -1 for one without an image."""
+        return self._rows_and_places[1]
 
 
 class ReadAhead(Generic[Item]):
@@ -384,15 +671,15 @@ class ReadAhead(Generic[Item]):
         Length of the queue; with 0, each item is read when it is needed.
     """
 
-    def __init__(self, started: Iterator[tuple[Item, Future[Any]]], depth: int) -> None:
+    def __init__(self, started: Iterator[tuple[Any, Item]], depth: int) -> None:
         self._started = started
         self._depth = depth
-        self._queue: deque[tuple[Item, Future[Any]]] = deque()
+        self._queue: deque[tuple[Any, Item]] = deque()
 
     def __iter__(self) -> ReadAhead[Item]:
         return self
 
-    def __next__(self) -> tuple[Item, Future[Any]]:
+    def __next__(self) -> tuple[Any, Item]:
         if not self._queue:
             return next(self._started)
         return self._queue.popleft()

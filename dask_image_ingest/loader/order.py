@@ -1,33 +1,500 @@
-"""The order in which ``iter_batches`` reads a frame, positions in it, and shares of it.
+"""The order of an epoch: a function of the rows, the seed and the epoch.
 
-A share is the part of a frame that a rank or a DataLoader worker reads.
+Rows are counted over all partitions. A pass brings each row once, in order or shuffled; an epoch
+cuts passes into steps, the global batches; a step is divided evenly among ranks, and the steps of a
+rank are dealt in turn to its workers. So the rows of a step depend neither on ranks and workers nor
+on partitions read so far, and are known before anything is decoded.
 """
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import operator
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 
+# Purposes of random numbers: part of their seed, so that each draws a sequence of its own.
+_PARTITIONS, _ROWS, _MIX, _SAMPLE = range(4)
 
-def parse_shard(shard: Any, format: str) -> tuple[int, int]:
-    """Parse the argument ``shard=``: (rank, world).
+# Places of a shuffle's line of shards that are read at the same time; divisible by most numbers of
+# ranks.
+READERS = 64
+
+# Positions that are computed at once.
+_BLOCK = 1024
+
+# Consecutive rows of a partition that stay together in time: near rows are read at once.
+_CHUNK = 32
+
+
+class Rows(NamedTuple):
+    """Rows of a step.
+
+    Attributes
+    ----------
+    numbers : int64 array, shape (n,)
+        Numbers of the rows in the frame, counted over all partitions.
+    draws : uint64 array, shape (n,)
+        Seeds of random augmentations: one for each row, pass and repetition.
+    """
+
+    numbers: np.ndarray
+    draws: np.ndarray
+
+    def slice(self, rows: slice) -> Rows:
+        """Some of the rows, by position."""
+        return Rows(self.numbers[rows], self.draws[rows])
+
+
+class Pass(Protocol):
+    """Order in which each of some rows comes once."""
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the rows at these positions, and the place from which each is read."""
+
+    def open_at(self, position: int) -> np.ndarray | None:
+        """Numbers of the rows at which each place is at a position; None for all rows."""
+
+
+class InOrder:
+    """Pass in the order of the frame."""
+
+    def __init__(self, count: int) -> None:
+        self._last = max(count - 1, 0)
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the rows at these positions, and the place from which each is read."""
+        return np.arange(start, stop), np.zeros(stop - start, np.int64)
+
+    def open_at(self, position: int) -> np.ndarray:
+        """Number of the row at a position."""
+        return np.array([min(position, self._last)])
+
+
+class Shuffled:
+    """Pass in random order, which reads few partitions at a time.
+
+    The partitions in random order are a line of rows, read from several places that divide it
+    evenly: the pass takes a row from each in turn. At a place, the rows of a partition come chunk
+    by chunk, in random order, and those of a chunk in random order.
+    """
+
+    def __init__(self, counts: np.ndarray, seed: Sequence[int], readers: int) -> None:
+        self._seed = tuple(seed)
+        line = self._generator(_PARTITIONS).permutation(len(counts))
+        line = line[counts[line] > 0]
+        self._ends = np.cumsum(counts[line])
+        self._starts = self._ends - counts[line]
+        # The number of a partition's first row, in the line's order.
+        self._first = (np.cumsum(counts) - counts)[line]
+        total = int(counts.sum())
+        self._places = max(1, min(readers, total))
+        self._edges = np.arange(self._places + 1) * total // self._places
+        self._rounds = total // self._places
+        lengths = np.diff(self._edges)
+        self._longer = np.flatnonzero(lengths > self._rounds)
+        self._total = total
+        self._permuted = functools.lru_cache(4 * self._places)(self._permutation)
+        self._block = functools.lru_cache(4)(self._make_block)
+
+    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
+        """Numbers of the rows at these positions, and the place from which each is read."""
+        first = start // _BLOCK
+        blocks = [self._block(number) for number in range(first, -(-stop // _BLOCK))]
+        wanted = slice(start - first * _BLOCK, stop - first * _BLOCK)
+        numbers, places = (np.concatenate(part) for part in zip(*blocks, strict=True))
+        return numbers[wanted], places[wanted]
+
+    def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
+        """`rows` of positions that are computed together, since that takes as long as for one."""
+        position = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self._total))
+        depth, place = np.divmod(position, self._places)
+        rest = depth == self._rounds
+        place[rest] = self._longer[position[rest] - self._rounds * self._places]
+        at = self._edges[place] + depth
+        index = np.searchsorted(self._ends, at, "right")
+        begin = np.maximum(self._starts[index], self._edges[place])
+        numbers = np.empty(len(at), np.int64)
+        pieces, piece_of = np.unique(np.stack([begin, index, place]), axis=1, return_inverse=True)
+        piece_of = piece_of.reshape(-1)
+        for number, (first, at_index, at_place) in enumerate(pieces.T.tolist()):
+            chosen = piece_of == number
+            end = min(int(self._ends[at_index]), int(self._edges[at_place + 1]))
+            offset = self._first[at_index] + first - self._starts[at_index]
+            numbers[chosen] = offset + self._permuted(first, end)[at[chosen] - first]
+        return numbers, place
+
+    def open_at(self, position: int) -> np.ndarray:
+        """A row of the partition at which each place is at a position."""
+        at = np.minimum(self._edges[:-1] + position // self._places, self._edges[1:] - 1)
+        index = np.searchsorted(self._ends, at, "right")
+        row: np.ndarray = self._first[index] + at - self._starts[index]
+        return row
+
+    def _permutation(self, start: int, stop: int) -> np.ndarray:
+        """Order of the rows from ``start`` to ``stop`` of the line, which one partition has."""
+        random = self._generator(_ROWS, start)
+        rows = np.arange(stop - start)
+        chunks = np.split(rows, np.arange(_CHUNK, len(rows), _CHUNK))
+        for chunk in chunks:
+            random.shuffle(chunk)
+        return np.concatenate([chunks[i] for i in random.permutation(len(chunks)).tolist()])
+
+    def _generator(self, purpose: int, step: int = 0) -> np.random.Generator:
+        return np.random.default_rng([*self._seed, purpose, step])
+
+
+# Numbers of the rows that a pass takes, sorted, with repetitions; drawn anew for each pass.
+Sample = Callable[[np.random.Generator], np.ndarray]
+
+
+class Stream:
+    """Pass after pass over the rows of a frame.
+
+    Parameters
+    ----------
+    counts
+        Rows of each partition: int64 (partitions,).
+    seed
+        Seed of the shuffle; None for the order of the frame.
+    readers
+        Places from which a shuffle reads.
+    sample
+        Draws the rows of each pass; None for all rows. It gives ``length`` of them.
+    length
+        Rows of a pass.
+    """
+
+    def __init__(
+        self,
+        counts: np.ndarray,
+        seed: int | None,
+        readers: int = READERS,
+        sample: Sample | None = None,
+        length: int | None = None,
+    ) -> None:
+        self.counts = counts
+        self.seed = seed
+        self.length = int(counts.sum()) if length is None else length
+        self._readers = readers
+        self._sample = sample
+        self._pass = functools.lru_cache(2)(self._make_pass)
+
+    def rows(self, start: int, stop: int) -> tuple[Rows, np.ndarray]:
+        """Rows at the positions of the stream, and the place from which each is read."""
+        parts = [
+            self._pass_rows(number, begin, end) for number, begin, end in self._spans(start, stop)
+        ]
+        rows = Rows(
+            np.concatenate([np.empty(0, np.int64), *(part.numbers for part, _ in parts)]),
+            np.concatenate([np.empty(0, np.uint64), *(part.draws for part, _ in parts)]),
+        )
+        return rows, np.concatenate([np.empty(0, np.int64), *(places for _, places in parts)])
+
+    def open_at(self, position: int) -> np.ndarray | None:
+        """Numbers of rows whose partitions are in use at a position."""
+        if not self.length:
+            return np.empty(0, np.int64)
+        number, at = divmod(position, self.length)
+        order, selected = self._pass(number)
+        rows = order.open_at(at)
+        return rows if rows is None or selected is None else selected[rows]
+
+    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
+        while start < stop:
+            number, begin = divmod(start, self.length)
+            end = min(self.length, begin + stop - start)
+            yield number, begin, end
+            start += end - begin
+
+    def _pass_rows(self, number: int, start: int, stop: int) -> tuple[Rows, np.ndarray]:
+        order, selected = self._pass(number)
+        numbers, places = order.rows(start, stop)
+        repetitions = np.zeros(len(numbers), np.int64)
+        if selected is not None:
+            repetitions = numbers - np.searchsorted(selected, selected[numbers])
+            numbers = selected[numbers]
+        return Rows(numbers, _draws(self.seed or 0, number, repetitions)), places
+
+    def _make_pass(self, number: int) -> tuple[Pass, np.ndarray | None]:
+        counts, selected = self.counts, None
+        if self._sample is not None:
+            random = np.random.default_rng([self.seed or 0, number, _SAMPLE])
+            selected = self._sample(random)
+            edges = np.concatenate([[0], np.cumsum(counts)])
+            counts = np.diff(np.searchsorted(selected, edges))
+        if self.seed is None:
+            return InOrder(int(counts.sum())), selected
+        return Shuffled(counts, (self.seed, number), self._readers), selected
+
+
+def _draws(seed: int, number: int, repetitions: np.ndarray) -> np.ndarray:
+    """Draws of a pass: 0 for a plain read, so that its images are those of ``compute``."""
+    if seed == number == 0 and not repetitions.any():
+        return np.zeros(len(repetitions), np.uint64)
+    key = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+    base = np.uint64(int.from_bytes(key, "little"))
+    with np.errstate(over="ignore"):  # an odd multiple: each repetition has a number of its own
+        draws: np.ndarray = base + repetitions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return draws
+
+
+class Position(NamedTuple):
+    """Position in an epoch, to be stored in a model's checkpoint; as a list, in JSON too.
+
+    Attributes
+    ----------
+    epoch : int
+    row : int
+        Rows that came before, over all ranks; a bad image counts as a row.
+    seed : int or None
+        Seed of the shuffle.
+    rows : int or None
+        Rows of the epoch; None if it repeats for ever, or if they were not counted.
+    order : str or None
+        Digest of what else decides the order; None if nothing was counted.
+    """
+
+    epoch: int
+    row: int
+    seed: int | None = None
+    rows: int | None = None
+    order: str | None = None
+
+    def check(self, other: Position) -> None:
+        """Refuse ``other``, an argument ``start=``, unless it is a position in the same epoch.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        for name, is_free in (("seed", False), ("epoch", False), ("rows", True), ("order", True)):
+            ours, theirs = getattr(self, name), getattr(other, name)
+            if ours == theirs or (is_free and None in (ours, theirs)):
+                continue
+            what = {
+                "seed": f"shuffle={theirs}, and this is shuffle={ours}",
+                "epoch": f"epoch={theirs}, and this is epoch={ours}",
+                "rows": f"an epoch of {theirs:,} rows, and this has {ours:,}"
+                if None not in (ours, theirs)
+                else "",
+                "order": "other shards, rows, weights or buckets",
+            }[name]
+            raise ArgumentError(f"start={other!r}: the position is in {what}")
+        if self.rows is not None and other.row > self.rows:
+            raise ArgumentError(f"start={other!r}: this epoch ends after {self.rows:,} rows")
+
+
+def parse_start(start: Any) -> int | Position:
+    """Parse the argument ``start=``: a number of batches, or a position.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    advice = "pass how many batches to skip, or the position of an earlier iterator"
+    if isinstance(start, (str, bytes)) or not isinstance(start, Sequence):
+        return whole_number("start", start, 0, advice)
+    try:
+        epoch, row, seed, rows, order = start
+        numbers = [None if part is None else operator.index(part) for part in (seed, rows)]
+        position = Position(operator.index(epoch), operator.index(row), *numbers, order)
+    except (TypeError, ValueError):
+        raise ArgumentError(f"start={shown(start)}; {advice}") from None
+    if min(position.epoch, position.row) < 0 or not isinstance(order, str | None):
+        raise ArgumentError(f"start={shown(start)}; {advice}")
+    return position
+
+
+class Plan(Protocol):
+    """The steps of an epoch.
+
+    Attributes
+    ----------
+    size : int
+        Rows of a step, over all ranks.
+    length : int or None
+        Rows of the epoch; None if it never ends.
+    """
+
+    size: int
+    length: int | None
+
+    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
+        """Rows of the step that begins after ``row`` rows, by frame, with their places."""
+
+    def open_at(self, row: int) -> list[np.ndarray | None]:
+        """Rows of each frame whose partitions are in use after ``row`` rows; None for all."""
+
+    def digest(self) -> str:
+        """Digest of all that decides the order apart from the seed and the epoch."""
+
+
+class Epoch:
+    """A piece of a stream as a plan."""
+
+    def __init__(self, stream: Stream, size: int, begin: int, length: int | None) -> None:
+        self.size = size
+        self.length = length
+        self._stream = stream
+        self._begin = begin
+
+    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
+        """Rows of the step that begins after ``row`` rows, with their places."""
+        stop = row + self.size if self.length is None else min(self.length, row + self.size)
+        return [self._stream.rows(self._begin + row, self._begin + stop)]
+
+    def open_at(self, row: int) -> list[np.ndarray | None]:
+        """Rows whose partitions are in use after ``row`` rows; None for all."""
+        return [self._stream.open_at(self._begin + row)]
+
+    def digest(self) -> str:
+        """Digest of the rows of each partition."""
+        return digest_of(self._stream.counts)
+
+
+class Mix:
+    """Steps with rows of several streams, as many of each as independent draws would give.
+
+    Parameters
+    ----------
+    streams
+        Streams of the frames.
+    size
+        Rows of a step, over all ranks.
+    shares
+        Probability that a row comes from each frame; float64 (frames,), sum 1.
+    seed, epoch
+        Seed of the draws.
+    longest
+        Whether to continue with the other frames when one has no rows left.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        size: int,
+        shares: np.ndarray,
+        seed: int,
+        epoch: int,
+        longest: bool,
+    ) -> None:
+        self.size = size
+        self._streams = streams
+        self._epoch = epoch
+        self._shares = shares
+        lengths = np.array([stream.length for stream in streams])
+        random = np.random.default_rng([seed, epoch, _MIX])
+        # Rows taken of each frame before each step, and after the last: (steps + 1, frames).
+        self._taken = _taken(lengths, size, shares, random, longest)
+        self.length = int(self._taken[-1].sum())
+
+    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
+        """Rows of the step that begins after ``row`` rows, by frame, with their places."""
+        number = -(-row // self.size)
+        edges = self._taken[number : number + 2].T.tolist()
+        return [
+            stream.rows(*(self._epoch * stream.length + edge for edge in pair))
+            for stream, pair in zip(self._streams, edges, strict=True)
+        ]
+
+    def open_at(self, row: int) -> list[np.ndarray | None]:
+        """Rows of each frame whose partitions are in use after ``row`` rows."""
+        taken = self._taken[-(-row // self.size)].tolist()
+        return [
+            stream.open_at(self._epoch * stream.length + min(edge, max(stream.length - 1, 0)))
+            for stream, edge in zip(self._streams, taken, strict=True)
+        ]
+
+    def digest(self) -> str:
+        """Digest of the frames' partitions, of the shares and of the size of a step."""
+        counts = [stream.counts for stream in self._streams]
+        return digest_of(*counts, self._shares, np.array([self.size]))
+
+
+# Steps that are drawn at once.
+_DRAWN = 1024
+
+
+def _taken(
+    lengths: np.ndarray, size: int, shares: np.ndarray, random: np.random.Generator, longest: bool
+) -> np.ndarray:
+    taken = np.zeros(len(lengths), np.int64)
+    tables = [taken[None]]
+    while (taken < lengths).all() or (longest and (taken < lengths).any()):
+        active = shares * (taken < lengths)
+        drawn = random.multinomial(size, active / active.sum(), _DRAWN)
+        table = taken + np.cumsum(drawn, axis=0)
+        ending = np.flatnonzero(((table >= lengths) & (active > 0)).any(axis=1))
+        whole = int(ending[0]) if len(ending) else _DRAWN
+        tables.append(table[:whole])
+        taken = table[whole - 1] if whole else taken
+        if whole == _DRAWN:
+            continue
+        before, taken = taken, np.minimum(taken + drawn[whole], lengths)
+        while longest and (missing := size - int((taken - before).sum())) and any(taken < lengths):
+            active = shares * (taken < lengths)
+            taken = np.minimum(taken + random.multinomial(missing, active / active.sum()), lengths)
+        tables.append(taken[None])
+    return np.concatenate(tables)
+
+
+def digest_of(*arrays: np.ndarray) -> str:
+    """Short digest of arrays."""
+    digest = hashlib.blake2b(digest_size=8)
+    for array in arrays:
+        digest.update(f"{array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+class Share(NamedTuple):
+    """The part of an epoch that a process reads.
+
+    A rank takes its part of each step; a worker of a rank takes every workers-th step.
+    """
+
+    rank: int = 0
+    world: int = 1
+    worker: int = 0
+    workers: int = 1
+
+    def of(self, parts: list[tuple[Rows, np.ndarray]]) -> list[Rows]:
+        """The rank's rows of a step, by frame.
+
+        Places are dealt out in order, so that each shard is read by few ranks.
+        """
+        ours, first = [], 0
+        for rows, places in parts:
+            count = len(places)
+            # The ranks take turns at one row more than others.
+            more = (np.arange(self.world) - first) % self.world < count % self.world
+            first += count % self.world
+            edges = np.concatenate([[0], np.cumsum(count // self.world + more)])
+            mine = np.argsort(places, kind="stable")[edges[self.rank] : edges[self.rank + 1]]
+            ours.append(Rows(rows.numbers[mine], rows.draws[mine]))
+        return ours
+
+
+def parse_shard(shard: Any, format: str) -> Share:
+    """Parse the argument ``shard=``: (rank, world), None, or "auto".
 
     Raises
     ------
     ArgumentError
     """
     if shard is None:
-        return 0, 1
+        return Share()
     if isinstance(shard, str) and shard == "auto":
-        return torch_worker(torch_rank() if format == "torch" else (0, 1))
+        return Share(*(torch_rank() if format == "torch" else (0, 1)), *torch_worker())
     try:
         rank, world = map(operator.index, shard)
     except (TypeError, ValueError):
@@ -36,7 +503,7 @@ def parse_shard(shard: Any, format: str) -> tuple[int, int]:
         raise ArgumentError(
             f"shard={shard!r}; pass (rank, world), a rank from 0 below world, or 'auto', or None"
         )
-    return rank, world
+    return Share(rank, world)
 
 
 def torch_rank() -> tuple[int, int]:
@@ -53,215 +520,8 @@ def torch_rank() -> tuple[int, int]:
     return 0, 1
 
 
-def torch_worker(shard: tuple[int, int]) -> tuple[int, int]:
-    """The part of ``shard`` for this worker of a torch ``DataLoader``; else ``shard`` itself."""
+def torch_worker() -> tuple[int, int]:
+    """Number and count of the workers of this process's torch ``DataLoader``; else (0, 1)."""
     torch = sys.modules.get("torch")
     worker = None if torch is None else torch.utils.data.get_worker_info()
-    if worker is None:
-        return shard
-    rank, world = shard
-    return rank * worker.num_workers + worker.id, world * worker.num_workers
-
-
-# Purposes of random numbers: part of their seed, so that each draws a sequence of its own.
-_ORDER, _SPLIT, _MIX = range(3)
-
-# Partitions in the shuffle buffer, unless its number of rows is given.
-_LEAST_MIXED, _MOST_MIXED = 2, 16
-
-
-class Position(NamedTuple):
-    """Position in an iteration: step and row, to be stored in a model's checkpoint."""
-
-    partition: int
-    row: int
-
-    def rows_to_skip(self, count: int) -> int:
-        """The row, checked against the ``count`` rows of its step.
-
-        Raises
-        ------
-        ArgumentError
-            If there is no such row: the position is that of another iteration.
-        """
-        if self.row > count:
-            raise ArgumentError(
-                f"start={tuple(self)!r}: step {self.partition} of this iteration has {count} "
-                "rows: the position is of another frame, shuffle=, shuffle_buffer= or shard="
-            )
-        return self.row
-
-
-class Size(NamedTuple):
-    """Rows of a partition, and bytes of its decoded images."""
-
-    rows: int
-    nbytes: int
-
-
-class Buffer(NamedTuple):
-    """Size of the shuffle buffer: in rows; or in bytes of pixels, with 2 to 16 partitions."""
-
-    rows: int | None = None
-    nbytes: int = 2**30
-
-    def is_full(self, sizes: Sequence[Size]) -> bool:
-        """True if partitions of these sizes fill it."""
-        if self.rows is not None:
-            return sum(size.rows for size in sizes) >= self.rows
-        if len(sizes) < _LEAST_MIXED:
-            return False
-        return len(sizes) >= _MOST_MIXED or sum(size.nbytes for size in sizes) >= self.nbytes
-
-    def overflows(self, size: Size, partitions: int) -> bool:
-        """True if decoded partitions of this size would exceed the buffer's bytes."""
-        mixed = _MOST_MIXED if self.rows is None else -(-self.rows // max(1, size.rows))
-        return min(mixed, partitions) * size.nbytes > self.nbytes
-
-    def describe(self, partitions: int) -> str:
-        """The size in words, for a frame of so many ``partitions``."""
-        if self.rows is not None:
-            return f"{self.rows:,} rows"
-        return f"up to {min(_MOST_MIXED, partitions)} partitions"
-
-
-class Order:
-    """Sequential order: the partitions of one shard, as they come in the frame.
-
-    Attributes
-    ----------
-    partitions : list of int
-        Numbers of the partitions to read, in this order.
-    end : Position
-        The position after the last row.
-    """
-
-    def __init__(self, partitions: int, shard: tuple[int, int]) -> None:
-        rank, world = shard
-        self.partitions = self._order(partitions)[rank::world]
-        self.end = Position(len(self.partitions), 0)
-
-    def describe(self) -> list[str]:
-        """Phrases for the ``repr``."""
-        return []
-
-    def _order(self, partitions: int) -> list[int]:
-        return list(range(partitions))
-
-
-class Shuffle(Order):
-    """Repeatable shuffle: partitions in random order, rows mixed across a buffer of partitions.
-
-    Step s fills the buffer with partitions from s on, and yields a share of the rows of each. The
-    rows of a partition are divided evenly, at random, among the steps from the one in which it
-    enters the buffer to the step of its own number. The step that reads the last partition yields
-    all remaining rows. All shards draw one common order of partitions, of which each takes every
-    world-th. "Numbers" of partitions here are their positions in ``partitions``.
-    """
-
-    def __init__(self, seed: int, partitions: int, shard: tuple[int, int], buffer: Buffer) -> None:
-        self.seed = seed
-        self.buffer = buffer
-        super().__init__(partitions, shard)
-
-    def history(self, step: int, size: Callable[[int], Size]) -> dict[int, Size]:
-        """Sizes of the partitions before a step that decide what was in the buffer then.
-
-        A resumed iteration needs them: `_entry` of later partitions looks so far back.
-        """
-        sizes: dict[int, Size] = {}
-        while step and not self.buffer.is_full([*sizes.values()]):
-            step -= 1
-            sizes[step] = size(self.partitions[step])
-        return sizes
-
-    def steps(
-        self, first: int, sizes: dict[int, Size], read: Callable[[int], Size]
-    ) -> Iterator[tuple[int, dict[int, slice]]]:
-        """Steps from ``first`` on: each with the slice it yields of each partition's shuffled rows.
-
-        Parameters
-        ----------
-        first
-            The first step.
-        sizes
-            Its `history`; the sizes of partitions that are read are added.
-        read
-            Called with the number of each partition that enters the buffer.
-        """
-        count, upcoming = len(self.partitions), first
-        entered: dict[int, int] = {}
-        for step in range(first, count):
-            while upcoming < count and self._entry(upcoming, sizes) <= step:
-                entered[upcoming] = self._entry(upcoming, sizes)
-                sizes[upcoming] = read(upcoming)
-                upcoming += 1
-            is_last = upcoming == count
-            if is_last and step > entered[count - 1]:
-                return  # the step that read the last partition has yielded all rows
-            yield (
-                step,
-                {
-                    number: _share(sizes[number].rows, entered[number], step, number, is_last)
-                    for number in range(step, upcoming)
-                },
-            )
-
-    def rows(self, number: int, count: int) -> np.ndarray:
-        """A permutation of a partition's rows, of which each step yields a slice."""
-        return self._generator(_SPLIT, number).permutation(count)
-
-    def mix(self, step: int, count: int) -> np.ndarray:
-        """A permutation of the rows of one step."""
-        return self._generator(_MIX, step).permutation(count)
-
-    def _entry(self, number: int, sizes: Mapping[int, Size]) -> int:
-        """The first step that has a partition in the buffer."""
-        between: list[Size] = []
-        for step in reversed(range(number)):
-            between.append(sizes[step])
-            if self.buffer.is_full(between):
-                return step + 1
-        return 0
-
-    def describe(self) -> list[str]:
-        """Phrases for the ``repr``: seed and buffer."""
-        return [f"shuffle={self.seed}, mixing {self.buffer.describe(len(self.partitions))}"]
-
-    def _order(self, partitions: int) -> list[int]:
-        order: list[int] = self._generator(_ORDER, 0).permutation(partitions).tolist()
-        return order
-
-    def _generator(self, purpose: int, step: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, purpose, step])
-
-
-def _share(rows: int, entered: int, step: int, leaves: int, is_last: bool) -> slice:
-    """Slice that ``step`` yields of a partition in the buffer from ``entered`` to ``leaves``."""
-    steps = leaves - entered + 1
-    start, stop = (rows * edge // steps for edge in (step - entered, step - entered + 1))
-    return slice(start, rows if is_last else stop)
-
-
-def parse_start(start: Any, end: Position) -> int | Position:
-    """Parse the argument ``start=``: a number of batches, or a position up to ``end``.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    advice = "pass how many batches to skip, or the position of an earlier iterator"
-    try:
-        partition, row = start
-    except (TypeError, ValueError):
-        return whole_number("start", start, 0, advice)
-    try:
-        position = Position(operator.index(partition), operator.index(row))
-    except TypeError:
-        raise ArgumentError(f"start={start!r}; {advice}") from None
-    if min(position) < 0 or position > end:
-        raise ArgumentError(
-            f"start={start!r} is not a position in this iteration, which ends at {tuple(end)!r}: "
-            "it belongs to another frame, shuffle= or shard="
-        )
-    return position
+    return (0, 1) if worker is None else (worker.id, worker.num_workers)

@@ -20,6 +20,7 @@ from typing import Any
 import dask
 import numpy as np
 import pandas as pd
+from dask.dataframe.dispatch import concat
 from distributed import Future as RemoteFuture
 from distributed import Worker, secede, wait
 from distributed.scheduler import KilledWorker
@@ -43,7 +44,6 @@ from dask_image_ingest.frames import (
     this_machine,
 )
 from dask_image_ingest.loader.batch_format import rows_of
-from dask_image_ingest.loader.order import Size
 from dask_image_ingest.scheduler_plugin import client_that_computes
 
 
@@ -125,12 +125,13 @@ _MAX_THREADS = 8
 
 
 class Source:
-    """Source of a pandas or cuDF frame: one partition, or several of equal length."""
+    """Source of a pandas or cuDF frame, which is one partition."""
 
-    def __init__(self, frame: Any, image: str, partitions: int = 1) -> None:
+    partitions = 1
+
+    def __init__(self, frame: Any, image: str | None) -> None:
         self._frame = frame
         self._image = image
-        self.partitions = partitions
 
     def __enter__(self) -> Source:
         return self
@@ -153,29 +154,26 @@ class Source:
     def read(self, number: int) -> Future[Any]:
         """Start reading a partition."""
         done: Future[Any] = Future()
-        done.set_result(self._part(number))
+        done.set_result(self._frame)
         return done
 
-    def size(self, number: int) -> Size:
-        """Rows of a partition, and bytes of its images."""
-        return _size(self._part(number), self._image)
+    def counts(self) -> np.ndarray:
+        """Rows of each partition: int64 (partitions,)."""
+        return np.array([len(self._frame)], np.int64)
+
+    def row_bytes(self) -> float | None:
+        """Decoded bytes of a row, on average; None if the rows are in memory already."""
+        return None
 
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
 
-    def _part(self, number: int) -> Any:
-        if self.partitions == 1:
-            return self._frame
-        rows = len(self._frame)
-        first, last = (rows * edge // self.partitions for edge in (number, number + 1))
-        return self._frame.iloc[first:last]
-
 
 class LazySource(Source):
     """Source of a dask dataframe: partitions are computed by a cluster, or on a thread here."""
 
-    def __init__(self, frame: Any, image: str) -> None:
+    def __init__(self, frame: Any, image: str | None) -> None:
         super().__init__(frame, image)
         self._client = client_that_computes(collections=[frame])
         # The process whose thread or client this uses; None while it has neither.
@@ -189,20 +187,19 @@ class LazySource(Source):
         self._reader = 0
         # What the cluster is computing or holds for this source.
         self._futures: set[RemoteFuture] = set()
-        unfused = frame.optimize(fuse=False).expr
         self._secede()
-        # Shuffle rows once, for all partitions: each partition is computed by itself, and would
-        # otherwise run the whole shuffle again.
-        moved = persist_moves(unfused, self._scheduler)
-        self._prepare_graph(frame if moved is None else new_collection(moved))
+        # By tasks: a shuffle on disk, or from worker to worker, brings rows in another order each
+        # time, and the rows of an epoch are numbered.
+        with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+            unfused = frame.optimize(fuse=False).expr
+            # Shuffle rows once, for all partitions: each partition is computed by itself, and would
+            # otherwise run the whole shuffle again.
+            moved = persist_moves(unfused, self._scheduler)
+            self._prepare_graph(frame if moved is None else new_collection(moved))
 
     def _prepare_graph(self, frame: Any) -> None:
         """Build the graph once, from which `read` cuts out the tasks of each partition."""
-        meta = pd.Series([], dtype="int64")
-        images = image_columns(frame)
-        if self._image not in images:
-            images = [self._image]  # references, which are counted without a decode of others
-        self._sizes = frame[images].map_partitions(self._measure, self._image, meta=meta)
+        self._rows = frame
         optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
@@ -243,10 +240,6 @@ class LazySource(Source):
             # them the partitions that this one waits for.
             with contextlib.suppress(ValueError, KeyError, AttributeError):
                 secede()
-
-    @staticmethod
-    def _measure(frame: Any, image: str) -> pd.Series:
-        return pd.Series(_size(frame, image))
 
     def __exit__(self, *_: object) -> None:
         assert self._threads is not None
@@ -294,13 +287,39 @@ class LazySource(Source):
 
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
-        decode = last_decode(self._frame.expr)
+        decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self._image)
 
-    def size(self, number: int) -> Size:
-        """Rows of a partition, and bytes of its images."""
-        rows, nbytes = self._sizes.partitions[number].compute(scheduler=self._scheduler)
-        return Size(int(rows), int(nbytes))
+    def counts(self) -> np.ndarray:
+        """Rows of each partition: int64 (partitions,); counted once in a process."""
+        key = self._rows._name
+        with _counted_lock:
+            counts = _counted.get(key)
+        if counts is None:
+            others = [name for name in self._frame.columns if name != self._image]
+            images = set(image_columns(self._frame))
+            cheap = next((name for name in others if name not in images), self._frame.columns[0])
+            meta = pd.Series([], dtype="int64")
+            lengths = self._rows[[cheap]].map_partitions(_length, meta=meta)
+            counts = lengths.compute(scheduler=self._scheduler).to_numpy(np.int64)
+            with _counted_lock:
+                while len(_counted) >= _MOST_COUNTED:
+                    _counted.pop(next(iter(_counted)))
+                _counted[key] = counts
+        return counts
+
+    def row_bytes(self) -> float | None:
+        """Decoded bytes of a row, on average in the first partition that has rows; at least 1."""
+        images = image_columns(self._frame)
+        if not images:
+            return 1
+        number = int(np.argmax(self.counts() > 0))
+        sizes = (
+            self._rows[images]
+            .partitions[number]
+            .map_partitions(_row_bytes, self._image, meta=pd.Series([], dtype="float64"))
+        )
+        return max(1.0, float(sizes.compute(scheduler=self._scheduler).iloc[0]))
 
     @property
     def _scheduler(self) -> Any:
@@ -337,37 +356,104 @@ class LazySource(Source):
 class ReferenceSource(LazySource):
     """Source of partitions of references; `decode` takes rows of several partitions."""
 
-    def __init__(self, decode: LastDecode, image: str) -> None:
+    def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(decode.rows), image)
         self._decode = decode.function
-        # Splits rows into slices to decode together: `LastDecode.pieces`.
-        self.pieces = decode.pieces
         # Estimates the decoded bytes of rows.
         self._pixels = decode.pixels
+        self._gathering: Executor | None = None
 
-    def decoded_size(self, number: int) -> Size | None:
-        """Rows of a partition, and an estimate of their decoded bytes; None without an estimate."""
-        with self:
-            rows = self.read(number).result()
-        nbytes = self._pixels(rows)
-        return None if nbytes is None else Size(len(rows), nbytes)
+    def __enter__(self) -> ReferenceSource:
+        super().__enter__()
+        self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
+        self._gathering.submit(self._backend.thread_setup())
+        return self
 
-    def decode(self, rows: Any) -> Future[Any]:
-        """Start decoding rows of any partitions."""
-        assert self._threads is not None
+    def __exit__(self, *error: object) -> None:
+        super().__exit__(*error)
+        if self._gathering is not None and self._process in (None, os.getpid()):
+            self._gathering.shutdown(wait=False)
+
+    def read(self, number: int) -> Future[Any]:
+        """Start reading the references of a partition."""
+        assert self._gathering is not None
+        self._reader = threading.get_ident()
+        key = self._keys[number]
+        graph = cull(self._graph, [key])
         if self._client is None:
-            return self._threads.submit(self._decode, rows)
+            return self._gathering.submit(dask.get, graph, key)
+        (future,) = self._client.get(graph, [key], sync=False)
+        self._futures.add(future)
+        describe = functools.partial(self._describe, number)
+        return self._gathering.submit(self._fetch, future, describe)
+
+    def row_bytes(self) -> float | None:
+        """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
+        rows = self.read(int(np.argmax(self.counts() > 0))).result()
+        nbytes = self._pixels(rows) if len(rows) else 0
+        return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
+
+    def decode(self, parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray) -> Future[Any]:
+        """Start decoding rows of several partitions.
+
+        Parameters
+        ----------
+        parts
+            Partitions that are read, and the numbers of the rows to take from each.
+        order
+            Order of all these rows. The index of the decoded frame is their place in it.
+        """
+        assert self._threads is not None
+        assert self._gathering is not None
+        rows = self._gathering.submit(_gather, parts, order)
+        if self._client is None:
+            return self._threads.submit(lambda: self._decode(rows.result()))
+        sent = self._gathering.submit(lambda: self._submit(rows.result()))
+        return self._threads.submit(
+            lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
+        )
+
+    def _submit(self, rows: Any) -> RemoteFuture:
+        assert self._client is not None
         future = self._client.submit(self._decode, rows, pure=False)
-        return self._fetch_later(future, lambda: f"{len(rows)} rows of several partitions")
-
-    @staticmethod
-    def _measure(frame: Any, image: str) -> pd.Series:
-        return pd.Series([len(frame), 0])
+        self._futures.add(future)
+        return future
 
 
-def _size(frame: Any, image: str) -> Size:
-    """Rows that `rows_of` keeps, and bytes of their images."""
-    return rows_of(frame[image_columns(frame)], image, backend_of(frame))[0].size
+def _gather(parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray) -> Any:
+    frames = [future.result().iloc[rows] for future, rows in parts]
+    rows = frames[0] if len(frames) == 1 else concat(frames)
+    return rows.iloc[order].reset_index(drop=True)
+
+
+def as_pandas(column: Any) -> pd.Series:
+    """A column in memory as a pandas series."""
+    series: pd.Series = column if isinstance(column, pd.Series) else column.to_pandas()
+    return series
+
+
+def computed_column(frame: Any, name: str) -> pd.Series:
+    """A column of all rows of a dask dataframe, in the order in which a source numbers them."""
+    with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+        return as_pandas(frame[name].compute())
+
+
+# Rows of each partition of the latest frames, by name: each epoch asks for them.
+_counted: dict[str, np.ndarray] = {}
+_counted_lock = threading.Lock()
+_MOST_COUNTED = 32
+
+# Bytes of an image of unknown size: of 1 megapixel.
+_UNKNOWN_BYTES = 3e6
+
+
+def _length(frame: Any) -> pd.Series:
+    return pd.Series([len(frame)])
+
+
+def _row_bytes(frame: Any, image: str | None) -> pd.Series:
+    rows, _ = rows_of(frame, image, backend_of(frame))
+    return pd.Series([rows.nbytes / max(1, len(frame))])
 
 
 def _refuse_remote(graph: Any) -> None:
