@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.computing import BAD, DECODED, count
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
+from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -54,6 +54,8 @@ def decode(
     gets an error.
     """
     images = _without_crashers(images)
+    if decoding.draw:
+        images = replace(images, origin=_with_draw(images.origin, decoding.draw))
     with crash_log.in_progress(_partition_name(images, decoding)) as crashed_before:
         if crashed_before:
             pixels = decode_guarded(images, decoding, buffer)
@@ -63,6 +65,14 @@ def decode(
     count(DECODED, len(images) - bad)
     count(BAD, bad)
     return pixels
+
+
+def _with_draw(origin: Callable[[int], Origin], draw: int) -> Callable[[int], Origin]:
+    def drawn(row: int) -> Origin:
+        found = origin(row)
+        return found if found.draw else found._replace(draw=draw)
+
+    return drawn
 
 
 def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:

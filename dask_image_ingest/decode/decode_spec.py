@@ -66,6 +66,8 @@ class DecodeSpec:
         Decode large JPEGs at a reduced scale.
     hw_load : float or None
         Share of a batch for the hardware JPEG engines of a GPU; None for DALI's default.
+    draw : int
+        `Origin.draw` of all images that have none of their own.
     token : str
         Dask token of all options.
     transform_code : mapping of str to str
@@ -80,6 +82,7 @@ class DecodeSpec:
     max_pixels: int = sys.maxsize
     scaled: bool = False
     hw_load: float | None = None
+    draw: int = 0
     token: str = field(init=False, repr=False)
     transform_code: Mapping[str, str] = field(init=False, repr=False)
 
@@ -94,6 +97,8 @@ class DecodeSpec:
         ]
         if self.hw_load is not None:
             options.append(self.hw_load)
+        if self.draw:
+            options.append(("draw", self.draw))
         transform: str | None = None
         code: dict[str, str] = {}
         if self.transform is not None:

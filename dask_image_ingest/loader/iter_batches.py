@@ -22,7 +22,7 @@ import numpy as np
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames import Backend, backend_of, image_columns
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
@@ -41,6 +41,7 @@ from dask_image_ingest.loader.order import (
     Sample,
     Share,
     Stream,
+    draws_of,
     parse_start,
 )
 from dask_image_ingest.loader.source import ReferenceSource, Source
@@ -127,6 +128,13 @@ class FrameRows(NamedTuple):
         """Names of the columns."""
         return list(self.meta.columns)
 
+    @property
+    def row_bytes(self) -> float | None:
+        """Bytes of the pixels of a row; None if only a partition can tell."""
+        if self.shape is None or None in self.shape or len(image_columns(self.meta)) > 1:
+            return None
+        return float(np.prod(np.array(self.shape, np.int64)))
+
 
 class MixOf(NamedTuple):
     """How rows of several frames are mixed."""
@@ -159,6 +167,7 @@ class Batches:
     ) -> None:
         first = frames[0]
         self._sources = [rows.source for rows in frames]
+        self._row_bytes = [rows.row_bytes for rows in frames]
         self._columns = first.names
         self._image = first.image
         shapes = {rows.shape for rows in frames}
@@ -273,14 +282,14 @@ class Batches:
         schedule, size = self._schedule, self._step
         seed = schedule.shuffle
         streams = []
-        for source in self._sources:
+        for source, row_bytes in zip(self._sources, self._row_bytes, strict=True):
             counts = source.counts()
             length = int(counts.sum())
             sample = None
             if schedule.sample is not None:
                 drawn = None if schedule.steps is None else schedule.steps * size
                 sample, length = schedule.sample(drawn)
-            readers = READERS if seed is None else self._readers(source, counts)
+            readers = READERS if seed is None else self._readers(source, counts, row_bytes)
             streams.append(Stream(counts, seed, readers, sample, length))
         if self._mix is not None:
             shares, longest = self._mix
@@ -293,11 +302,11 @@ class Batches:
             length = schedule.steps * size if length else 0
         return Epoch(stream, size, self._epoch * length, length)
 
-    def _readers(self, source: Source, counts: np.ndarray) -> int:
+    def _readers(self, source: Source, counts: np.ndarray, row_bytes: float | None) -> int:
         """Places from which a shuffle reads: many, unless each holds a decoded partition."""
-        if not counts.any() or self._source_to_read(source) is not source:
+        if not counts.any() or isinstance(self._source_to_read(source), ReferenceSource):
             return READERS
-        row_bytes = source.row_bytes()
+        row_bytes = row_bytes or source.row_bytes()
         if row_bytes is None:
             return READERS
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
@@ -306,7 +315,11 @@ class Batches:
     @functools.cache  # noqa: B019 - of this object's few sources
     def _source_to_read(self, source: Source) -> Source:
         """The source to read: references, if the last step is a decode of files."""
-        return source.references() or source
+        references = None if self._is_sequential else source.references()
+        if references is not None:
+            return references
+        draw = draws_of(self._schedule.shuffle or 0, self._epoch, np.zeros(1, np.int64))
+        return source.drawn(int(draw[0]))
 
     def __repr__(self) -> str:
         shape = "" if self._shape is None else f", {shape_text(*self._shape)}"
@@ -381,7 +394,7 @@ class Batches:
 
     def _in_order(self) -> Generator[Any, None, None]:
         """Batches of one partition after the other."""
-        (source,) = self._sources
+        source = self._source_to_read(self._sources[0])
         row = self._next_row
         first, skip = 0, 0
         if row:
@@ -521,7 +534,10 @@ class Batches:
         return steps
 
     def _most_steps(self, readers: Sequence[_Reader]) -> int:
-        row_bytes = max(reader.row_bytes() for reader in readers)
+        row_bytes = max(
+            known or reader.row_bytes()
+            for reader, known in zip(readers, self._row_bytes, strict=True)
+        )
         return max(1, int(min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) // self._size))
 
 
@@ -592,7 +608,7 @@ class _ReferenceReader(_Reader):
         if not parts:
             # A rank without a row in the last step.
             parts = [(self._read(0), rows.numbers)]
-        future = self._source.decode(parts, order)
+        future = self._source.decode(parts, order, rows.draws)
 
         def result() -> tuple[BatchRows, np.ndarray]:
             frame = future.result()

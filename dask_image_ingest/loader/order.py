@@ -222,7 +222,7 @@ class Stream:
         if selected is not None:
             repetitions = numbers - np.searchsorted(selected, selected[numbers])
             numbers = selected[numbers]
-        return Rows(numbers, _draws(self.seed or 0, number, repetitions)), places
+        return Rows(numbers, draws_of(self.seed or 0, number, repetitions)), places
 
     def _make_pass(self, number: int) -> tuple[Pass, np.ndarray | None]:
         counts, selected = self.counts, None
@@ -236,7 +236,7 @@ class Stream:
         return Shuffled(counts, (self.seed, number), self._readers), selected
 
 
-def _draws(seed: int, number: int, repetitions: np.ndarray) -> np.ndarray:
+def draws_of(seed: int, number: int, repetitions: np.ndarray) -> np.ndarray:
     """Draws of a pass: 0 for a plain read, so that its images are those of ``compute``."""
     if seed == number == 0 and not repetitions.any():
         return np.zeros(len(repetitions), np.uint64)

@@ -33,6 +33,7 @@ from dask_image_ingest.dataset import (
     last_decode,
     persist_moves,
     shard_of_partition,
+    with_draw,
 )
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
@@ -169,6 +170,10 @@ class Source:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
 
+    def drawn(self, draw: int) -> Source:
+        """The same rows, with other random numbers of the augmentations that are yet to come."""
+        return self
+
 
 class LazySource(Source):
     """Source of a dask dataframe: partitions are computed by a cluster, or on a thread here."""
@@ -290,6 +295,12 @@ class LazySource(Source):
         decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self._image)
 
+    def drawn(self, draw: int) -> Source:
+        """The same rows, with other random numbers of their augmentations."""
+        expr = with_draw(self._frame.expr, draw)
+        same = expr._name == self._frame.expr._name
+        return self if same else LazySource(new_collection(expr), self._image)
+
     def counts(self) -> np.ndarray:
         """Rows of each partition: int64 (partitions,); counted once in a process."""
         key = self._rows._name
@@ -359,6 +370,7 @@ class ReferenceSource(LazySource):
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(decode.rows), image)
         self._decode = decode.function
+        self._is_random = decode.is_random
         # Estimates the decoded bytes of rows.
         self._pixels = decode.pixels
         self._gathering: Executor | None = None
@@ -393,7 +405,9 @@ class ReferenceSource(LazySource):
         nbytes = self._pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
-    def decode(self, parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray) -> Future[Any]:
+    def decode(
+        self, parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray, draws: np.ndarray
+    ) -> Future[Any]:
         """Start decoding rows of several partitions.
 
         Parameters
@@ -402,20 +416,23 @@ class ReferenceSource(LazySource):
             Partitions that are read, and the numbers of the rows to take from each.
         order
             Order of all these rows. The index of the decoded frame is their place in it.
+        draws
+            Seeds of random augmentations, in this order.
         """
+        seeds = draws if self._is_random and draws.any() else None
         assert self._threads is not None
         assert self._gathering is not None
         rows = self._gathering.submit(_gather, parts, order)
         if self._client is None:
-            return self._threads.submit(lambda: self._decode(rows.result()))
-        sent = self._gathering.submit(lambda: self._submit(rows.result()))
+            return self._threads.submit(lambda: self._decode(rows.result(), seeds))
+        sent = self._gathering.submit(lambda: self._submit(rows.result(), seeds))
         return self._threads.submit(
             lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
         )
 
-    def _submit(self, rows: Any) -> RemoteFuture:
+    def _submit(self, rows: Any, draws: np.ndarray | None) -> RemoteFuture:
         assert self._client is not None
-        future = self._client.submit(self._decode, rows, pure=False)
+        future = self._client.submit(self._decode, rows, draws, pure=False)
         self._futures.add(future)
         return future
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dask
@@ -237,3 +237,25 @@ def last_decode(expr: dx.Expr) -> LastDecode | None:
     if any(url is None or local_path(url) is None or not has_random_access(url) for url in urls):
         return None
     return LastDecode(decode.frame, decode.images, decode.only, tuple(expr.columns))
+
+
+def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:
+    """The query with other random numbers of its augmentations; itself if it has none.
+
+    ``draw`` is that of all images, for a query whose rows can't be decoded apart.
+    """
+    while (node := next(filter(_is_other(draw), expr.find_operations(Decode)), None)) is not None:
+        images = tuple(
+            replace(each, decoding=replace(each.decoding, draw=draw))
+            if each.decoding.is_random
+            else each
+            for each in node.images
+        )
+        expr = expr.substitute(node, Decode(node.frame, images, node.only, node.limit))
+    return expr
+
+
+def _is_other(draw: int) -> Callable[[Decode], bool]:
+    return lambda node: any(
+        each.decoding.is_random and each.decoding.draw != draw for each in node.images
+    )
