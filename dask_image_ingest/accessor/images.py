@@ -29,6 +29,7 @@ from dask_image_ingest.loader import (
     FrameRows,
     Schedule,
     Source,
+    make_buckets,
     make_sample,
     parse_shard,
 )
@@ -326,6 +327,7 @@ class Images(ABC, Generic[Frame, Series]):
         weights: str | None = None,
         balance: str | None = None,
         replacement: bool = True,
+        buckets: Sequence[tuple[int, int]] | tuple[int, int] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
@@ -367,10 +369,15 @@ class Images(ABC, Generic[Frame, Series]):
             Name of a column, each value of which is drawn equally often; nulls are left out.
         replacement
             Whether ``weights`` and ``balance`` may draw a row several times in an epoch, each time
-            with an augmentation of its own. Otherwise ``steps`` must leave rows out, as of an
-            epoch of all rows each is drawn.
+            with an augmentation of its own. Otherwise pass ``steps`` too, since an epoch as long as
+            the frame would draw each row.
+        buckets
+            Sizes by aspect ratio, a list of (height, width), or (pixels, multiple) for all sizes of
+            about so many pixels whose edges are multiples: each image is decoded to the size whose
+            ratio is nearest to its own, in the columns ``height`` and ``width``, and what is over
+            is cut off. A step has images of one size. All but the last step of each size are full.
         drop_last
-            Drop the last step if it is smaller.
+            Drop steps that are smaller: the last one, or that of each bucket.
         prefetch
             Pieces to read ahead, of up to 256 rows or 64 MiB of pixels, or one step if that has
             more; a piece is a whole partition where partitions come in order. They are read on the
@@ -430,6 +437,7 @@ class Images(ABC, Generic[Frame, Series]):
         return self._batches(
             columns,
             (weights, balance, replacement),
+            buckets,
             shuffle=shuffle,
             epoch=epoch,
             steps=steps,
@@ -448,6 +456,7 @@ class Images(ABC, Generic[Frame, Series]):
         self,
         columns: Sequence[str] | None,
         drawn: tuple[Any, Any, bool],
+        buckets: Any,
         *,
         shuffle: int | None,
         epoch: int | None,
@@ -456,7 +465,8 @@ class Images(ABC, Generic[Frame, Series]):
         **options: Any,
     ) -> Batches:
         sample = make_sample(*drawn, self._columns(), self._computed_column)
-        schedule = Schedule(shuffle, epoch, steps, repeat, sample)
+        sizes = make_buckets(buckets, self._columns(), self._computed_column)
+        schedule = Schedule(shuffle, epoch, steps, repeat, sample, sizes)
         return Batches([self.frame_rows(columns)], schedule=schedule, **options)
 
     def frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
@@ -497,6 +507,7 @@ class Images(ABC, Generic[Frame, Series]):
         weights: str | None = None,
         balance: str | None = None,
         replacement: bool = True,
+        buckets: Sequence[tuple[int, int]] | tuple[int, int] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
@@ -513,7 +524,7 @@ class Images(ABC, Generic[Frame, Series]):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, steps, repeat, weights, balance, replacement
+        batch_size, columns, shuffle, steps, repeat, weights, balance, replacement, buckets
             As for :meth:`iter_batches`.
         drop_last, prefetch, start, normalize, collate_fn
             As for :meth:`iter_batches`. ``start`` holds for the first epoch that is iterated.
@@ -559,6 +570,7 @@ class Images(ABC, Generic[Frame, Series]):
             self._batches,
             columns,
             (weights, balance, replacement),
+            buckets,
             shuffle=shuffle,
             steps=steps,
             repeat=repeat,

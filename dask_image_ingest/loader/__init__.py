@@ -6,6 +6,7 @@ with a position to resume from.
 """
 
 from dask_image_ingest.loader.batch_format import FORMATS, Format
+from dask_image_ingest.loader.buckets import make_buckets
 from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
 from dask_image_ingest.loader.mix import mix
 from dask_image_ingest.loader.order import Position, parse_shard
@@ -23,6 +24,7 @@ __all__ = [
     "Source",
     "as_pandas",
     "computed_column",
+    "make_buckets",
     "make_sample",
     "mix",
     "parse_shard",

@@ -31,8 +31,10 @@ from dask_image_ingest.loader.batch_format import (
     parse_normalize,
     rows_of,
 )
+from dask_image_ingest.loader.buckets import Buckets
 from dask_image_ingest.loader.order import (
     READERS,
+    Bucketed,
     Epoch,
     Mix,
     Plan,
@@ -52,6 +54,9 @@ _PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
 # Pixels of the partitions that a shuffle holds, if it can't decode the rows of a step alone.
 _HELD_BYTES = 1 << 30
 _LEAST_HELD = 2
+
+# Partitions of references that are held for rows whose batches come at any time.
+_MOST_HELD = 256
 
 Item = TypeVar("Item")
 
@@ -73,6 +78,7 @@ class Schedule:
     sample : callable or None
         Makes a `Sample` of the number of rows to draw, None for that of a pass, and says how many
         there are in a pass.
+    buckets : Buckets or None
     """
 
     shuffle: int | None = None
@@ -80,6 +86,7 @@ class Schedule:
     steps: int | None = None
     repeat: bool = False
     sample: Callable[[int | None], tuple[Sample, int]] | None = None
+    buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
         for name, least, advice in (
@@ -95,13 +102,14 @@ class Schedule:
             raise ArgumentError(
                 "repeat=True never ends, and steps= ends an epoch: pass one of them"
             )
+        if self.repeat and self.buckets is not None:
+            raise ArgumentError("buckets= plans a whole epoch: pass steps= instead of repeat=True")
 
     @property
     def is_plain(self) -> bool:
         """True if the epoch is the rows of the frame, in order."""
-        return not (
-            self.repeat or self.sample or self.steps is not None or self.shuffle is not None
-        )
+        options = (self.sample, self.buckets, self.steps, self.shuffle)
+        return not self.repeat and all(option is None for option in options)
 
 
 class FrameRows(NamedTuple):
@@ -213,11 +221,9 @@ class Batches:
         TypeError
             If the epoch never ends.
         """
-        length = self._plan.length
-        if length is None:
+        if self._plan.length is None:
             raise TypeError("an epoch with repeat=True never ends: it has no length")
-        steps, rest = divmod(length, self._plan.size)
-        return steps + bool(rest and not self._drop_last)
+        return self._plan.count(self._drop_last)
 
     @property
     def position(self) -> Position:
@@ -248,9 +254,8 @@ class Batches:
         -------
         Position
         """
-        row = whole_number("steps", steps, 0, "pass the number of batches") * self._plan.size
-        length = self._plan.length
-        return self._position_at(row if length is None else min(row, length))
+        steps = whole_number("steps", steps, 0, "pass the number of batches")
+        return self._position_at(self._plan.after(0, steps))
 
     @property
     def _next_row(self) -> int:
@@ -259,14 +264,21 @@ class Batches:
             if isinstance(self._start, Position):
                 begin = self._start.row
             else:
-                begin = self._start * self._step
-            self._row = begin + self._share.worker * self._step
+                begin = self._after(0, self._start)
+            self._row = self._after(begin, self._share.worker)
         return self._row
 
-    @property
-    def _step(self) -> int:
-        """Rows of a step, over all ranks."""
-        return self._size * self._share.world
+    def _after(self, row: int, steps: int) -> int:
+        """Rows before the step that comes so many steps after the one at ``row``."""
+        return row + steps * self._size if self._is_sequential else self._plan.after(row, steps)
+
+    def _is_end(self, row: int) -> bool:
+        """True if no step of a plan begins at ``row``."""
+        plan = self._plan
+        if plan.length is None:
+            return False
+        is_short = self._drop_last and plan.after(row, 1) - row < plan.size
+        return row >= plan.length or is_short
 
     @property
     def _is_sequential(self) -> bool:
@@ -279,7 +291,7 @@ class Batches:
 
     @functools.cached_property
     def _plan(self) -> Plan:
-        schedule, size = self._schedule, self._step
+        schedule, size = self._schedule, self._size * self._share.world
         seed = schedule.shuffle
         streams = []
         for source, row_bytes in zip(self._sources, self._row_bytes, strict=True):
@@ -300,7 +312,11 @@ class Batches:
         length = stream.length
         if schedule.steps is not None:
             length = schedule.steps * size if length else 0
-        return Epoch(stream, size, self._epoch * length, length)
+        begin = self._epoch * length
+        if schedule.buckets is not None:
+            shapes, of_rows = schedule.buckets
+            return Bucketed(stream, size, begin, length, of_rows(), shapes)
+        return Epoch(stream, size, begin, length)
 
     def _readers(self, source: Source, counts: np.ndarray, row_bytes: float | None) -> int:
         """Places from which a shuffle reads: many, unless each holds a decoded partition."""
@@ -351,18 +367,14 @@ class Batches:
     def _is_over(self) -> bool:
         if self._is_sequential and not self._is_counted:
             return self._finished
-        length = self._plan.length
-        if length is None:
-            return False
-        left = length - self._next_row
-        return left <= 0 or (self._drop_last and left < self._step)
+        return self._is_end(self._next_row)
 
     _finished = False
 
     def __iter__(self) -> Batches:
         if inspect.getgeneratorstate(self._stream) == inspect.GEN_CLOSED:
             if self._is_over:
-                self._row = self._share.worker * self._step
+                self._row = self._after(0, self._share.worker)
             self._finished = False
             self._stream = self._batches()
         return self
@@ -492,6 +504,7 @@ class Batches:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         row, count, most = self._next_row, 1, None
         while steps := self._steps(row, count):
+            shape = self._plan.shape(row)
             row = steps[-1][1]
             piece, numbers = [], [0] * len(readers)
             for parts, next_row in steps:
@@ -507,7 +520,8 @@ class Batches:
                         Rows(
                             np.concatenate([each.numbers for each in rows]),
                             np.concatenate([each.draws for each in rows]),
-                        )
+                        ),
+                        shape,
                     )
                 )
                 reader.keep(open_rows)
@@ -522,15 +536,13 @@ class Batches:
 
     def _steps(self, row: int, count: int) -> list[tuple[list[Rows], int]]:
         """Rows of the next steps of this process, and the row of the step that follows each."""
-        length, steps = self._plan.length, []
-        for _ in range(count):
-            if length is not None:
-                left = length - row
-                if left <= 0 or (self._drop_last and left < self._step):
-                    break
+        steps: list[tuple[list[Rows], int]] = []
+        shape = None if self._is_end(row) else self._plan.shape(row)
+        # Images that are decoded together have one shape.
+        while len(steps) < count and not self._is_end(row) and self._plan.shape(row) == shape:
             rows = self._share.of(self._plan.step(row))
-            row += self._share.workers * self._step
-            steps.append((rows, row if length is None else min(row, length)))
+            row = self._plan.after(row, self._share.workers)
+            steps.append((rows, row))
         return steps
 
     def _most_steps(self, readers: Sequence[_Reader]) -> int:
@@ -566,15 +578,23 @@ class _Reader:
         return self._source.row_bytes() or 1.0
 
     def keep(self, rows: np.ndarray | None) -> None:
-        """Drop all partitions but those of some rows."""
-        if rows is not None:
-            numbers = set(np.searchsorted(self._ends, rows, "right").tolist())
-            self._partitions = {
-                number: held for number, held in self._partitions.items() if number in numbers
-            }
+        """Drop all partitions but those of some rows; None for all but the latest."""
+        if rows is None:
+            while len(self._partitions) > _MOST_HELD:
+                self._partitions.pop(next(iter(self._partitions)))
+            return
+        numbers = set(np.searchsorted(self._ends, rows, "right").tolist())
+        self._partitions = {
+            number: held for number, held in self._partitions.items() if number in numbers
+        }
 
-    def start(self, rows: Rows) -> Callable[[], tuple[BatchRows, np.ndarray]]:
-        """Start to read rows: their result, with the places of those that have an image."""
+    def start(
+        self, rows: Rows, shape: tuple[int, int] | None
+    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to read rows: their result, with the places of those that have an image.
+
+        ``shape`` is the height and width to which they are decoded; None for that of the read.
+        """
         raise NotImplementedError
 
     def _parts(self, numbers: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
@@ -602,13 +622,15 @@ class _Reader:
 class _ReferenceReader(_Reader):
     """Decodes rows of references."""
 
-    def start(self, rows: Rows) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+    def start(
+        self, rows: Rows, shape: tuple[int, int] | None
+    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
         """Start to decode rows."""
         parts, order = self._parts(rows.numbers)
         if not parts:
             # A rank without a row in the last step.
             parts = [(self._read(0), rows.numbers)]
-        future = self._source.decode(parts, order, rows.draws)
+        future = self._source.decode(parts, order, rows.draws, shape)
 
         def result() -> tuple[BatchRows, np.ndarray]:
             frame = future.result()
@@ -621,8 +643,15 @@ class _ReferenceReader(_Reader):
 class _PartitionReader(_Reader):
     """Takes rows from partitions that are computed whole."""
 
-    def start(self, rows: Rows) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+    def start(
+        self, rows: Rows, shape: tuple[int, int] | None
+    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
         """Start to compute the partitions of rows."""
+        if shape is not None:
+            raise ArgumentError(
+                "buckets= decides the size of a decode, and this query does not end with one: take "
+                "the frame as it was read, or rows of references, with dii.decode_images"
+            )
         parts, order = self._parts(rows.numbers)
         if not parts:
             parts = [(self._read(0), rows.numbers)]

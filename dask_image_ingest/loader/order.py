@@ -276,21 +276,23 @@ class Position(NamedTuple):
         ------
         ArgumentError
         """
-        for name, is_free in (("seed", False), ("epoch", False), ("rows", True), ("order", True)):
-            ours, theirs = getattr(self, name), getattr(other, name)
-            if ours == theirs or (is_free and None in (ours, theirs)):
-                continue
-            what = {
-                "seed": f"shuffle={theirs}, and this is shuffle={ours}",
-                "epoch": f"epoch={theirs}, and this is epoch={ours}",
-                "rows": f"an epoch of {theirs:,} rows, and this has {ours:,}"
-                if None not in (ours, theirs)
-                else "",
-                "order": "other shards, rows, weights or buckets",
-            }[name]
-            raise ArgumentError(f"start={other!r}: the position is in {what}")
+        ours, theirs = self._asdict(), other._asdict()
+        for name, what in (
+            ("seed", "the position has shuffle={}, and this is shuffle={}"),
+            ("epoch", "the position has epoch={}, and this is epoch={}"),
+            ("rows", "the position is in an epoch of {} rows, and this has {}"),
+            (
+                "order",
+                "the position is in another order ({}, and this is {}): the partitions have other "
+                "numbers of rows; or with buckets= and mix, these or batch_size × ranks differ",
+            ),
+        ):
+            is_unknown = name in ("rows", "order") and None in (ours[name], theirs[name])
+            if ours[name] != theirs[name] and not is_unknown:
+                reason = what.format(theirs[name], ours[name])
+                raise ArgumentError(f"start={tuple(other)!r}: {reason}")
         if self.rows is not None and other.row > self.rows:
-            raise ArgumentError(f"start={other!r}: this epoch ends after {self.rows:,} rows")
+            raise ArgumentError(f"start={tuple(other)!r}: this epoch ends after {self.rows:,} rows")
 
 
 def parse_start(start: Any) -> int | Position:
@@ -331,6 +333,15 @@ class Plan(Protocol):
     def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
         """Rows of the step that begins after ``row`` rows, by frame, with their places."""
 
+    def after(self, row: int, steps: int) -> int:
+        """Rows before the step that comes so many steps after the one at ``row``."""
+
+    def count(self, drop_last: bool) -> int:
+        """Steps of the epoch: all, or those that are full."""
+
+    def shape(self, row: int) -> tuple[int, int] | None:
+        """Height and width of the images of the step at ``row``; None for those of the read."""
+
     def open_at(self, row: int) -> list[np.ndarray | None]:
         """Rows of each frame whose partitions are in use after ``row`` rows; None for all."""
 
@@ -338,7 +349,27 @@ class Plan(Protocol):
         """Digest of all that decides the order apart from the seed and the epoch."""
 
 
-class Epoch:
+class _EvenPlan:
+    """Plan whose steps have all the same size, but the last."""
+
+    size: int
+    length: int | None
+
+    def after(self, row: int, steps: int) -> int:
+        """Rows before the step that comes so many steps after the one at ``row``."""
+        row += steps * self.size
+        return row if self.length is None else min(row, self.length)
+
+    def count(self, drop_last: bool) -> int:
+        """Steps of the epoch: all, or those that are full."""
+        assert self.length is not None
+        return self.length // self.size if drop_last else -(-self.length // self.size)
+
+    def shape(self, row: int) -> None:
+        """Height and width of the images of a step: those of the read."""
+
+
+class Epoch(_EvenPlan):
     """A piece of a stream as a plan."""
 
     def __init__(self, stream: Stream, size: int, begin: int, length: int | None) -> None:
@@ -349,8 +380,7 @@ class Epoch:
 
     def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
         """Rows of the step that begins after ``row`` rows, with their places."""
-        stop = row + self.size if self.length is None else min(self.length, row + self.size)
-        return [self._stream.rows(self._begin + row, self._begin + stop)]
+        return [self._stream.rows(self._begin + row, self._begin + self.after(row, 1))]
 
     def open_at(self, row: int) -> list[np.ndarray | None]:
         """Rows whose partitions are in use after ``row`` rows; None for all."""
@@ -361,7 +391,90 @@ class Epoch:
         return digest_of(self._stream.counts)
 
 
-class Mix:
+class Bucketed:
+    """Steps of rows of one bucket each, in the order in which a stream fills them.
+
+    Parameters
+    ----------
+    stream
+        Stream of the frame.
+    size
+        Rows of a step, over all ranks.
+    begin, length
+        The part of the stream.
+    bucket_of
+        Bucket of each row of the frame: int (rows,).
+    shapes
+        Height and width of each bucket: int64 (buckets, 2).
+    """
+
+    def __init__(
+        self,
+        stream: Stream,
+        size: int,
+        begin: int,
+        length: int,
+        bucket_of: np.ndarray,
+        shapes: np.ndarray,
+    ) -> None:
+        self.size = size
+        self.length = length
+        self._shapes = shapes
+        self._bucket_of = bucket_of
+        self._counts = stream.counts
+        rows, places = stream.rows(begin, begin + length)
+        buckets = bucket_of[rows.numbers]
+        by_bucket = np.argsort(buckets, kind="stable")
+        counts = np.bincount(buckets, minlength=len(shapes))
+        firsts = np.cumsum(counts) - counts
+        # Of each step: its first row among those of all buckets, its rows, and when it is full.
+        begins = [
+            np.arange(first, first + n, size) for first, n in zip(firsts, counts, strict=True)
+        ]
+        lengths = [np.minimum(size, n - np.arange(0, n, size)) for n in counts]
+        first, rows_of = np.concatenate(begins), np.concatenate(lengths)
+        is_full = rows_of == size
+        last = by_bucket[first + rows_of - 1] if length else first
+        order = np.lexsort([last, ~is_full])
+        self._first, self._rows_of = first[order], rows_of[order]
+        self._edges = np.concatenate([[0], np.cumsum(self._rows_of)])
+        self._rows = Rows(rows.numbers[by_bucket], rows.draws[by_bucket])
+        self._places = places[by_bucket]
+
+    def _number(self, row: int) -> int:
+        return int(np.searchsorted(self._edges, row))
+
+    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
+        """Rows of the step that begins after ``row`` rows, with their places."""
+        number = self._number(row)
+        first = int(self._first[number])
+        some = slice(first, first + int(self._rows_of[number]))
+        return [(self._rows.slice(some), self._places[some])]
+
+    def after(self, row: int, steps: int) -> int:
+        """Rows before the step that comes so many steps after the one at ``row``."""
+        return int(self._edges[min(self._number(row) + steps, len(self._edges) - 1)])
+
+    def count(self, drop_last: bool) -> int:
+        """Steps of the epoch: all, or those that are full."""
+        return int((self._rows_of == self.size).sum()) if drop_last else len(self._rows_of)
+
+    def shape(self, row: int) -> tuple[int, int]:
+        """Height and width of the images of the step at ``row``."""
+        first = self._first[self._number(row)]
+        height, width = self._shapes[self._bucket_of[self._rows.numbers[first]]].tolist()
+        return height, width
+
+    def open_at(self, row: int) -> list[np.ndarray | None]:
+        """None: rows wait until their bucket is full."""
+        return [None]
+
+    def digest(self) -> str:
+        """Digest of the rows of each partition, of their buckets, and of the size of a step."""
+        return digest_of(self._counts, self._bucket_of, self._shapes, np.array([self.size]))
+
+
+class Mix(_EvenPlan):
     """Steps with rows of several streams, as many of each as independent draws would give.
 
     Parameters

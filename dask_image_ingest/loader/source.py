@@ -369,10 +369,7 @@ class ReferenceSource(LazySource):
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(decode.rows), image)
-        self._decode = decode.function
-        self._is_random = decode.is_random
-        # Estimates the decoded bytes of rows.
-        self._pixels = decode.pixels
+        self._last = decode
         self._gathering: Executor | None = None
 
     def __enter__(self) -> ReferenceSource:
@@ -402,11 +399,15 @@ class ReferenceSource(LazySource):
     def row_bytes(self) -> float | None:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
         rows = self.read(int(np.argmax(self.counts() > 0))).result()
-        nbytes = self._pixels(rows) if len(rows) else 0
+        nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
     def decode(
-        self, parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray, draws: np.ndarray
+        self,
+        parts: list[tuple[Future[Any], np.ndarray]],
+        order: np.ndarray,
+        draws: np.ndarray,
+        shape: tuple[int, int] | None = None,
     ) -> Future[Any]:
         """Start decoding rows of several partitions.
 
@@ -418,21 +419,24 @@ class ReferenceSource(LazySource):
             Order of all these rows. The index of the decoded frame is their place in it.
         draws
             Seeds of random augmentations, in this order.
+        shape
+            Height and width of the images; None for those of the read.
         """
-        seeds = draws if self._is_random and draws.any() else None
+        seeds = draws if self._last.is_random and draws.any() else None
+        decode = (self._last if shape is None else self._last.resized(shape)).function
         assert self._threads is not None
         assert self._gathering is not None
         rows = self._gathering.submit(_gather, parts, order)
         if self._client is None:
-            return self._threads.submit(lambda: self._decode(rows.result(), seeds))
-        sent = self._gathering.submit(lambda: self._submit(rows.result(), seeds))
+            return self._threads.submit(lambda: decode(rows.result(), seeds))
+        sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
         return self._threads.submit(
             lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
         )
 
-    def _submit(self, rows: Any, draws: np.ndarray | None) -> RemoteFuture:
+    def _submit(self, decode: Any, rows: Any, draws: np.ndarray | None) -> RemoteFuture:
         assert self._client is not None
-        future = self._client.submit(self._decode, rows, draws, pure=False)
+        future = self._client.submit(decode, rows, draws, pure=False)
         self._futures.add(future)
         return future
 

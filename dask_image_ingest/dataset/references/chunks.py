@@ -195,6 +195,19 @@ class LastDecode:
         """
         return functools.partial(_decode_rows, self.images, self.only, self.columns)
 
+    def resized(self, shape: tuple[int, int]) -> LastDecode:
+        """The same decode to images of one height and width, of which edges are cut off.
+
+        Images of stored values keep their size.
+        """
+        images = tuple(
+            each
+            if each.decoding.mode == "raw"
+            else replace(each, decoding=replace(each.decoding, size=shape, resize="crop"))
+            for each in self.images
+        )
+        return replace(self, images=images)
+
     @property
     def is_random(self) -> bool:
         """True if pixels may depend on ``draws``."""
