@@ -368,7 +368,7 @@ async def _check(client: Client) -> _Answers:
     here = environment()
     await _check_scheduler(client, here)
     await client.register_plugin(PrepareScheduler())
-    workers = (await client.scheduler.identity(n_workers=-1))["workers"]
+    workers = await workers_of(client)
     answers = await run_on_each(client, workers, Portable(environment))
     # Others may be configured to run no functions.
     found = {address: there for address, there in answers.items() if isinstance(there, dict)}
@@ -378,7 +378,7 @@ async def _check(client: Client) -> _Answers:
         await register_worker_plugin(client, CheckWorker(here))
     silent = [address for address in workers if address not in answers]
     if silent:
-        present = (await client.scheduler.identity(n_workers=-1))["workers"]
+        present = await workers_of(client)
         silent = [address for address in silent if address in present]
     return _Answers(found, silent, unfit)
 
@@ -392,6 +392,17 @@ async def _check_scheduler(client: Client, here: Mapping[str, Any]) -> None:
                 f"The scheduler {client.scheduler.address}, on {there['host']}, has {has}. "
                 f"Install {here[PACKAGE]} there, as here, and start it again"
             )
+
+
+async def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """The scheduler's information on each worker, by address.
+
+    Not by `Client.scheduler_info`: before it returns, the client's periodic update may replace what
+    it has asked for by totals without workers.
+    """
+    identity = await client.scheduler.identity(n_workers=-1)
+    workers: dict[str, dict[str, Any]] = identity["workers"]
+    return workers
 
 
 async def register_worker_plugin(client: Client, plugin: WorkerPlugin) -> None:
