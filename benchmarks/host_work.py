@@ -180,7 +180,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
     files = timed("reading members", lambda: [rows.image_bytes(row) for row in range(len(rows))])
     timed("validity", lambda: [is_valid("jpeg", file) for file in files])
     arrays = [np.frombuffer(file, np.uint8) for file in files]
-    timed("DALI's parser", lambda: [dali.parses(array) for array in arrays])
+    timed("DALI's parser", lambda: [dali.parsed_shape(array) for array in arrays])
     decoder = dali.DaliDecoder(DecodeSpec(), "encoded")
     batches = [arrays[start : start + BATCH] for start in range(0, len(arrays), BATCH)]
     timed("feed", lambda: list(decoder.run(iter(batches))))

@@ -17,6 +17,7 @@ from dask_image_ingest.dataset import (
     read_parquet_images,
     read_webdataset_images,
 )
+from dask_image_ingest.decode import RandomResizedCrop
 from dask_image_ingest.environment import versions
 from dask_image_ingest.errors import (
     ArgumentError,
@@ -52,6 +53,7 @@ __all__ = [
     "MissingDependencyError",
     "OperandError",
     "PartitionTooLargeError",
+    "RandomResizedCrop",
     "ShardError",
     "ShardNotFoundError",
     "checkpoint",

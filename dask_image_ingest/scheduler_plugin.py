@@ -4,8 +4,9 @@ A worker that can't unpickle a task closes its connection, and when the last one
 forever. So a client asks the scheduler and each worker which packages they have, before its first
 task. Workers that join later check themselves, by a worker plugin that needs no import of this
 package, and close before their first task if they are unfit. The scheduler plugin tells clients of
-them, and fails the tasks that no worker is left for. It also marks tasks that were on a worker when
-it died: see `crash_guard`.
+them, and fails the tasks that no worker is left for. An asynchronous client's tasks may reach a
+worker before the check does; so a worker that dies unchecked over one of them counts as unfit. The
+plugin also marks tasks that were on a worker when it died: see `crash_guard`.
 """
 
 from __future__ import annotations
@@ -20,13 +21,14 @@ import warnings
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import dask
 from dask.base import get_scheduler
 from dask.typing import Key
 from distributed import Client, Scheduler, SchedulerPlugin, WorkerPlugin
 from distributed.protocol.pickle import dumps
+from distributed.scheduler import TaskGroup, TaskState
 
 from dask_image_ingest.environment import PACKAGE, Portable, environment
 from dask_image_ingest.errors import ArgumentError, ClusterError
@@ -36,10 +38,12 @@ logger = logging.getLogger("dask_image_ingest")
 #: Annotation of a task that was on a worker when it died.
 HAS_KILLED: Final = "image-ingest-has-killed"
 
-# Topics of events: workers that join tell the scheduler whether they are fit, and clients that have
-# not waited for the check tell it which workers are not.
+# Topics of events: workers with the worker plugin tell the scheduler whether they are fit, and
+# clients that did not wait for the check tell it what workers have answered.
 _JOINED: Final = "image-ingest-joined"
-_UNFIT: Final = "image-ingest-unfit"
+_CHECKED: Final = "image-ingest-checked"
+
+_CHECK = "image-ingest-check"  # name of the worker plugin
 
 # A module of this package in a pickle: opcode and length, then the name. In a file's path, other
 # characters come before the name.
@@ -48,8 +52,8 @@ _OUR_MODULE = re.compile(rb"\x8c.dask_image_ingest[.\x94]", re.DOTALL)
 _PATIENCE = 30.0  # seconds to wait for the answers of workers
 _LONELY = 30.0  # seconds without a worker, after which a cluster that has refused some gives up
 
-# Reason for a worker that was asked, and left before it answered.
-_CLOSED = f"closed its connection, as one does that has no {PACKAGE}"
+# Reason for a worker that left before it was checked.
+_CLOSED = f"closed its connection over a task with images, as one does that has no {PACKAGE}"
 
 _MAX_NAMED = 10  # workers listed in a message
 _MAX_SUSPECTS = 10_000
@@ -65,6 +69,8 @@ class PrepareScheduler(SchedulerPlugin):
         self._patience = _LONELY  # as configured in the client's process
         # Reason by worker, of those that were refused since the last one that was not.
         self._refused: dict[str, str] = {}
+        # Workers that may get a task before it is known whether they are fit.
+        self._unchecked: set[str] = set()
         # Tasks that were on a worker when it died, oldest first.
         self._suspects: dict[Key, None] = {}
         self._scheduler: Scheduler
@@ -72,27 +78,53 @@ class PrepareScheduler(SchedulerPlugin):
     async def start(self, scheduler: Scheduler) -> None:
         """Called by Dask."""
         self._scheduler = scheduler
+        self._unchecked.update(scheduler.workers)
+        # The tasks of an asynchronous client may have come first, and a worker may have died.
+        for _, event in scheduler.get_events("all"):
+            self._note_worker(event)
+        self._watch_waiting()
 
     def log_event(self, topic: str, msg: Any) -> None:
-        """Note whether a worker is fit, and tell all clients of one that is not; called by Dask."""
-        if topic == _JOINED and not msg["reason"]:
-            self._refused.clear()
+        """Note which workers are fit, and tell all clients of one that is not; called by Dask."""
+        if topic == "all":
+            self._note_worker(msg)
         elif topic == _JOINED:
-            refused = {f"{msg['host']} ({msg['worker']})": msg["reason"]}  # Dask adds the worker
-            self._refused |= refused
-            told = (
-                f"{_sentences(refused)} It was closed before its first task, since queries with "
-                "images have been computed on this cluster"
-            )
-            logger.error(told)
-            self._scheduler.log_event("warn", {"message": dumps(told)})
-        elif topic == _UNFIT:
-            self._refused |= msg
+            self._unchecked.discard(msg["worker"])  # Dask adds the worker
+            if msg["reason"]:
+                self._refuse(
+                    {f"{msg['host']} ({msg['worker']})": msg["reason"]},
+                    "It was closed before its first task, since queries with images have been "
+                    "computed on this cluster",
+                )
+            else:
+                self._refused.clear()
+        elif topic == _CHECKED:
+            for worker in msg["answered"]:
+                self._unchecked.discard(worker)
+                self._refused.pop(worker, None)  # it has died, but the reason is known now
+            self._refused |= msg["unfit"]
+        else:
+            return
         self._watch_waiting()
 
-    def remove_worker(self, scheduler: Scheduler, worker: str, **kwargs: Any) -> None:
-        """Called by Dask."""
-        self._watch_waiting()
+    def _note_worker(self, event: Any) -> None:
+        """Note workers that join unchecked, and those of them that die over a task with images."""
+        match event:
+            case {"action": "add-worker", "worker": worker}:
+                if not any(name.startswith(_CHECK) for name in self._scheduler.worker_plugins):
+                    self._unchecked.add(worker)
+            case {"action": "remove-worker", "worker": worker} if worker in self._unchecked:
+                self._unchecked.remove(worker)
+                tasks = self._scheduler.tasks
+                had = [tasks[key] for key in event["processing-tasks"] if key in tasks]
+                if not event["expected"] and _groups_of_ours(had):
+                    self._refuse({worker: _CLOSED}, "Its log tells more")
+
+    def _refuse(self, workers: dict[str, str], more: str) -> None:
+        self._refused |= workers
+        told = f"{_sentences(workers)} {more}"
+        logger.error(told)
+        self._scheduler.log_event("warn", {"message": dumps(told)})
 
     def update_graph(self, scheduler: Scheduler, **kwargs: Any) -> None:
         """Called by Dask."""
@@ -126,10 +158,8 @@ class PrepareScheduler(SchedulerPlugin):
                 f"{_sentences(self._refused)} {_install(environment())}"
             )
         )
-        # The tasks of a group run the same function: look at one of them.
         waiting = [*scheduler.unrunnable, *scheduler.queued]
-        groups = {task.group: task for task in waiting}
-        ours = {g for g, task in groups.items() if _OUR_MODULE.search(dumps(task.run_spec))}
+        ours = _groups_of_ours(waiting)
         failed: dict[Key, Any] = {}
         stimulus = f"image-ingest-{time.time()}"
         for task in waiting:
@@ -138,6 +168,20 @@ class PrepareScheduler(SchedulerPlugin):
                     task.key, "erred", stimulus, exception=error, cause=task.key
                 )
         scheduler.transitions(failed, stimulus)
+
+
+def _groups_of_ours(tasks: Iterable[TaskState]) -> set[TaskGroup]:
+    """Groups of the tasks, of those that use this package."""
+    # The tasks of a group run the same function: look at one of them.
+    one_of_each = {task.group: task for task in tasks}
+    return {group for group, task in one_of_each.items() if _is_ours(task)}
+
+
+def _is_ours(task: TaskState) -> bool:
+    try:
+        return bool(_OUR_MODULE.search(dumps(task.run_spec)))
+    except Exception:  # of any object of another client
+        return False
 
 
 class CheckWorker(WorkerPlugin):
@@ -154,7 +198,7 @@ class CheckWorker(WorkerPlugin):
     def __init__(self, here: Mapping[str, Any]) -> None:
         self._here = here
         # A scheduler may have clients with DALI and without.
-        self.name = "image-ingest-check" + ("-dali" if here["dali"] else "")
+        self.name = _CHECK + ("-dali" if here["dali"] else "")
 
     def __reduce__(self) -> tuple[Portable, tuple[Any, ...]]:
         arguments = (Portable(environment), Portable(_lack), self._here, _JOINED)
@@ -217,8 +261,8 @@ def _sentence(reason: str, workers: list[str]) -> str:
 _BY_DASK = (dask.compute.__code__, dask.persist.__code__)
 _BY_CLIENT = (Client.compute.__code__, Client.persist.__code__)
 
-# Clients whose cluster has been checked.
-_checked: WeakSet[Client] = WeakSet()
+# Scheduler by client, of clusters that have been checked.
+_checked: WeakKeyDictionary[Client, str] = WeakKeyDictionary()
 _PROCESS = os.getpid()
 
 
@@ -233,10 +277,10 @@ def check_cluster_in_use() -> None:
         As `check_cluster`.
     """
     client = _client_in_use()
-    if client is None or client in _checked:
+    if client is None or _checked.get(client) == _scheduler_of(client):
         return
     if client.asynchronous:
-        _checked.add(client)
+        _checked[client] = _scheduler_of(client)
         client.loop.add_callback(_check_later, client)
     else:
         check_cluster(client)
@@ -259,27 +303,33 @@ def check_cluster(client: Client) -> dict[str, dict[str, Any]]:
     answers: _Answers = client.sync(_check, client)
     if answers.unfit:
         raise ClusterError(_refusal(client, answers.unfit))
-    _checked.add(client)
+    _checked[client] = _scheduler_of(client)
     _warn_of(answers.silent)
     return answers.found
+
+
+def _scheduler_of(client: Client) -> str:
+    """Identity of the scheduler: after a restart, clients connect to another at its address."""
+    identity: str = client._scheduler_identity.get("id", "")
+    return identity
 
 
 async def _check_later(client: Client) -> None:
     try:
         answers = await _check(client)
     except ClusterError as error:
-        _checked.discard(client)
+        _checked.pop(client, None)
         warnings.warn(str(error), stacklevel=1)
         return
-    except (OSError, RuntimeError):
-        return  # the client was closed meanwhile
+    except Exception:
+        if client.status == "running":
+            raise
+        return  # it was closed meanwhile
     _warn_of(answers.silent)
-    # The query has started: a worker may have closed over its first task before it could answer.
-    unfit = answers.unfit | dict.fromkeys(answers.lost, _CLOSED)
-    if unfit:
-        _checked.discard(client)
-        await client.log_event(_UNFIT, unfit)
-        warnings.warn(_refusal(client, unfit), stacklevel=1)
+    await client.log_event(_CHECKED, {"answered": [*answers.found], "unfit": answers.unfit})
+    if answers.unfit:
+        _checked.pop(client, None)
+        warnings.warn(_refusal(client, answers.unfit), stacklevel=1)
 
 
 def _warn_of(silent: list[str]) -> None:
@@ -306,13 +356,11 @@ def _install(here: Mapping[str, Any]) -> str:
 class _Answers(NamedTuple):
     """Environment by address of the workers, and reason by unfit worker.
 
-    ``silent`` are the addresses of those that have not answered, and ``lost`` of those that have
-    left the cluster instead.
+    ``silent`` are the addresses of those that have not answered.
     """
 
     found: dict[str, dict[str, Any]]
     silent: list[str]
-    lost: list[str]
     unfit: dict[str, str]
 
 
@@ -320,24 +368,19 @@ async def _check(client: Client) -> _Answers:
     here = environment()
     await _check_scheduler(client, here)
     await client.register_plugin(PrepareScheduler())
-    workers = (await client.scheduler.identity(n_workers=-1))["workers"]
+    workers = await workers_of(client)
     answers = await run_on_each(client, workers, Portable(environment))
     # Others may be configured to run no functions.
     found = {address: there for address, there in answers.items() if isinstance(there, dict)}
-    unfit = {
-        f"{there['host']} ({address})": reason
-        for address, there in found.items()
-        if (reason := _lack(there, here))
-    }
+    lacks = {address: _lack(there, here) for address, there in found.items()}
+    unfit = {f"{found[a]['host']} ({a})": lack for a, lack in lacks.items() if lack}
     if not unfit:
         await register_worker_plugin(client, CheckWorker(here))
     silent = [address for address in workers if address not in answers]
-    lost: list[str] = []
-    if len(found) < len(workers):
-        present = (await client.scheduler.identity(n_workers=-1))["workers"]
+    if silent:
+        present = await workers_of(client)
         silent = [address for address in silent if address in present]
-        lost = [address for address in workers if address not in present and address not in found]
-    return _Answers(found, silent, lost, unfit)
+    return _Answers(found, silent, unfit)
 
 
 async def _check_scheduler(client: Client, here: Mapping[str, Any]) -> None:
@@ -349,6 +392,17 @@ async def _check_scheduler(client: Client, here: Mapping[str, Any]) -> None:
                 f"The scheduler {client.scheduler.address}, on {there['host']}, has {has}. "
                 f"Install {here[PACKAGE]} there, as here, and start it again"
             )
+
+
+async def workers_of(client: Client) -> dict[str, dict[str, Any]]:
+    """The scheduler's information on each worker, by address.
+
+    Not by `Client.scheduler_info`: before it returns, the client's periodic update may replace what
+    it has asked for by totals without workers.
+    """
+    identity = await client.scheduler.identity(n_workers=-1)
+    workers: dict[str, dict[str, Any]] = identity["workers"]
+    return workers
 
 
 async def register_worker_plugin(client: Client, plugin: WorkerPlugin) -> None:

@@ -26,7 +26,7 @@ def main() -> None:
 
     title("Starting a cluster on this machine")
     with dii.start_cluster() as client:
-        workers = client.scheduler_info()["workers"]
+        workers = client.nthreads()
         print(f"{len(workers)} workers; dashboard: {client.dashboard_link}")
 
         ddf = dii.read_webdataset_images(

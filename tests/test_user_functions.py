@@ -367,7 +367,7 @@ def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path):
             # A new worker, as by client.restart(), but of no nanny: it may lose one on a busy
             # machine.
             os.killpg(worker.pid, signal.SIGKILL)
-            until(lambda: not client.scheduler_info()["workers"])
+            until(lambda: not client.nthreads())
             cluster.worker("--no-nanny")
             client.wait_for_workers(1, timeout=SECONDS)
             check(client.compute(read(shards[1:2], module)).result(SECONDS), 2)

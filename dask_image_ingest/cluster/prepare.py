@@ -26,6 +26,7 @@ from dask_image_ingest.scheduler_plugin import (
     check_cluster,
     register_worker_plugin,
     run_on_each,
+    workers_of,
 )
 from dask_image_ingest.storage import find_shards
 
@@ -172,7 +173,7 @@ def prepare(
     shards = None if paths is None else find_shards(paths, storage_options)
     environments = check_cluster(client)
     prepare_workers(client)
-    workers = client.scheduler_info(n_workers=-1)["workers"]
+    workers = client.sync(workers_of, client)
     table = pd.DataFrame(
         [_row(address, info, environments.get(address, {})) for address, info in workers.items()],
         columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *versions()],

@@ -37,7 +37,7 @@ from dask_image_ingest.dataset.scan.partitioning import (
 )
 from dask_image_ingest.dataset.schema.columns import FileColumn, ImageChoice, Schema, image_members
 from dask_image_ingest.dataset.warning import warn_user
-from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, folders_in
@@ -61,6 +61,7 @@ def read_images(
     label: Literal["folder"] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
@@ -96,7 +97,7 @@ def read_images(
         ``class_name``. The folders directly below the common root are the classes, sorted by name
         and numbered from 0. If the root itself is not searched (``"pets/{cat,dog}"``), only
         those with images are. A file in none of them has nulls.
-    size, resize, transform, mode, errors, max_pixels, backend
+    size, resize, augment, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
@@ -153,7 +154,13 @@ def read_images(
     storage_options = check_storage_options(storage_options)
     extensions, decoding, others = image_members(
         image,
-        {"size": size, "resize": resize, "mode": mode, "transform": transform},
+        {
+            "size": size,
+            "resize": resize,
+            "mode": mode,
+            "augment": augment,
+            "transform": transform,
+        },
         functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
     )
     if not decode:

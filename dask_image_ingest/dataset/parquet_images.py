@@ -38,7 +38,7 @@ from dask_image_ingest.dataset.schema.columns import (
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
 from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
 from dask_image_ingest.dataset.warning import warn_user
-from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -59,6 +59,7 @@ def read_parquet_images(
     key: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
@@ -94,7 +95,7 @@ def read_parquet_images(
         The column of the files with the key of each row, for ``__key__``. By default a column
         ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
-    size, resize, transform, mode, errors, max_pixels, backend
+    size, resize, augment, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
@@ -144,7 +145,13 @@ def read_parquet_images(
     storage_options = check_storage_options(storage_options)
     (source,), decoding, others = image_members(
         image,
-        {"size": size, "resize": resize, "mode": mode, "transform": transform},
+        {
+            "size": size,
+            "resize": resize,
+            "mode": mode,
+            "augment": augment,
+            "transform": transform,
+        },
         functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
         _parse_column,
     )

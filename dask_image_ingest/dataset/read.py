@@ -52,7 +52,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -71,6 +71,7 @@ def read_webdataset_images(
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
@@ -130,6 +131,10 @@ def read_webdataset_images(
         ``"stretch"`` to ``size``; cover it and ``"crop"``; fit inside and ``"pad"`` with black; or
         scale the ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
         ``"nearest"`` (labels only) stretches.
+    augment
+        ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
+        region of each image is decoded, resized to ``size`` and mirrored at random. All image
+        columns of a sample get the same region, in proportion to their own height and width.
     transform
         A function of DALI operators, from images to uint8 images of layout HWC. Runs after the
         resize.
@@ -138,8 +143,8 @@ def read_webdataset_images(
         or ``"labels"`` (1) for class masks: stored grey values or palette indices, resized to the
         nearest pixel, so that no new class appears; an image in colours, or with labels above 255,
         is an ``error``. ``"raw"`` gives the stored values, 1 to 4 channels of uint8, uint16 (grey
-        of 9 to 16 bits: depth, X-rays) or float32 (TIFF), without ``size`` and ``transform``. For
-        TIFFs it needs the extra ``tiff``.
+        of 9 to 16 bits: depth, X-rays) or float32 (TIFF), without ``transform``, and ``size`` only
+        with ``augment``, by the nearest pixel. For TIFFs it needs the extra ``tiff``.
     errors
         What to do with an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
@@ -248,7 +253,13 @@ def read_webdataset_images(
     storage_options = with_pipes_allowed(storage_options, allow_pipes)
     extensions, decoding, others = image_members(
         image,
-        {"size": size, "resize": resize, "mode": mode, "transform": transform},
+        {
+            "size": size,
+            "resize": resize,
+            "mode": mode,
+            "augment": augment,
+            "transform": transform,
+        },
         functools.partial(
             make_decode_spec,
             device=backend_.device,

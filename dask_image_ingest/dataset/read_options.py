@@ -109,6 +109,7 @@ def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
     given = {
         "size": decoding.size is not None,
         "mode": decoding.mode != "RGB",
+        "augment": decoding.augment is not None,
         "transform": decoding.transform is not None,
         "errors": errors != "null",
         "scaled_decode": decoding.scaled,

@@ -36,6 +36,7 @@ from dask_image_ingest.decode.formats.header import (
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
+from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop
 from dask_image_ingest.decode.resize import ResizedImage
 
 __all__ = [
@@ -44,6 +45,7 @@ __all__ = [
     "MAX_PIXELS",
     "SWAPPED",
     "VALUE_TYPES",
+    "Augment",
     "DecodeSpec",
     "EncodedImages",
     "Header",
@@ -52,6 +54,7 @@ __all__ = [
     "Origin",
     "PixelBuffer",
     "Pixels",
+    "RandomResizedCrop",
     "Resize",
     "ResizedImage",
     "StoredHeader",

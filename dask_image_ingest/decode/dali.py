@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import dask
 import numpy as np
@@ -25,6 +25,7 @@ from PIL import Image
 
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.errors import MissingDependencyError
 
 # Limit of a batch's decoded bytes: larger than on a CPU, to keep a GPU busy.
@@ -243,7 +244,10 @@ BATCH_SIZE = 256
 
 Input = Literal["encoded", "suspect", "pixels"]
 
-_INPUT = "images"
+_INPUT, _REGIONS = "images", "regions"
+
+#: Encoded image or array to decode: all of it, or a region.
+Item: TypeAlias = "np.ndarray | tuple[np.ndarray, Region]"
 
 _FAILED_SAMPLE = re.compile(r"Failed to decode sample #(\d+)")
 
@@ -267,7 +271,8 @@ class DaliDecoder:
     source
         Input of the pipeline. ``"encoded"``: image files. ``"suspect"``: parts of a batch that was
         refused, in a pipeline of their own. ``"pixels"``: (height, width, channels) arrays that
-        another library has decoded, only to be moved to a GPU and resized there.
+        another library has decoded, only to be moved to a GPU and resized there. With ``augment``,
+        each with its region, to which an array has been cropped already.
     """
 
     def __init__(self, decoding: DecodeSpec, source: Input) -> None:
@@ -276,7 +281,7 @@ class DaliDecoder:
         # Survive bad images: rebuilding is expensive, on a GPU above all.
         self._batch_pipeline = BatchPipeline(lambda: self._build(), self._is_bad_image)
 
-    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
+    def run(self, batches: Iterable[list[Item]]) -> Iterator[Any]:
         """Decode batches; the next one is decoded while the caller uses the last.
 
         If the iterator is not exhausted, call `clear`. It holds no lock, since a traceback may keep
@@ -292,16 +297,16 @@ class DaliDecoder:
         DALI tensor list, or `Refused` for a batch in which DALI could not decode an image. Empty
         batches give an empty list.
         """
-        batches = map(self._as_input, batches)
-        batch = next(batches, None)
+        inputs = map(self._as_input, batches)
+        batch = next(inputs, None)
         if batch:
-            self._schedule(batch)
+            self._batch_pipeline.schedule(**batch)
         while batch is not None:
             # Read ahead while DALI decodes: this may wait for bytes.
-            following = next(batches, None)
+            following = next(inputs, None)
             images = self._collect() if batch else []
             if following:
-                self._schedule(following)
+                self._batch_pipeline.schedule(**following)
             yield images
             batch = following
 
@@ -309,14 +314,16 @@ class DaliDecoder:
         """Drop batches that an earlier caller did not collect."""
         self._batch_pipeline.clear()
 
-    def _as_input(self, batch: list[np.ndarray]) -> Any:
+    def _as_input(self, batch: list[Any]) -> dict[str, Any]:
+        """Inputs of the pipeline; none for an empty batch."""
+        if not batch:
+            return {}
+        regions: dict[str, Any] = {}
+        if self._decoding.augment is not None:
+            regions = {_REGIONS: np.array([region for _, region in batch], np.int32)}
+            batch = [image for image, _ in batch]
         # Convert now, while the batch before is decoded; DALI would do it when the batch is fed.
-        if not batch or self._source == "pixels":
-            return batch
-        return tensor_list(batch)
-
-    def _schedule(self, batch: Any) -> None:
-        self._batch_pipeline.schedule(**{_INPUT: batch})
+        return {_INPUT: batch if self._source == "pixels" else tensor_list(batch), **regions}
 
     def _collect(self) -> Any:
         try:
@@ -340,12 +347,19 @@ class DaliDecoder:
         gpu = options.device == "gpu"
         pipeline = new_pipeline(options.device, decode_threads())
         with pipeline:
+            region = None
+            if options.augment is not None:
+                region = fn.external_source(name=_REGIONS, dtype=types.INT32, ndim=1, device="cpu")
             if self._source != "pixels":
                 encoded = fn.external_source(
                     name=_INPUT, no_copy=True, dtype=types.UINT8, ndim=1, device="cpu"
                 )
                 output_types = {"RGB": types.RGB, "L": types.GRAY}
-                images = fn.decoders.image(
+                decoder = fn.decoders.image
+                if region is not None and not gpu:
+                    # Of the upright image, as the header's height and width are.
+                    decoder = functools.partial(fn.decoders.image_slice, **_part(region))
+                images = decoder(
                     encoded,
                     device="mixed" if gpu else "cpu",
                     output_type=output_types[options.mode],
@@ -357,7 +371,7 @@ class DaliDecoder:
                 )
                 images = images.gpu() if gpu else images
             # On a CPU `ResizedImage` is ten times as fast as DALI's resize.
-            pipeline.set_outputs(gpu_resized(images, options) if gpu else images)
+            pipeline.set_outputs(gpu_resized(images, options, region) if gpu else images)
         pipeline.build()
         if gpu and self._source != "pixels":
             self._prime(pipeline)
@@ -365,7 +379,11 @@ class DaliDecoder:
 
     def _prime(self, pipeline: Any) -> None:
         """Decode a full batch of tiny JPEGs first: see `first_batch`."""
-        pipeline.feed_input(_INPUT, first_batch(self._decoding, BATCH_SIZE))
+        batch = first_batch(self._decoding, BATCH_SIZE)
+        pipeline.feed_input(_INPUT, batch)
+        if self._decoding.augment is not None:
+            whole = Region(0, 0, _EDGE, _EDGE, False)
+            pipeline.feed_input(_REGIONS, np.array([whole] * len(batch), np.int32))
         pipeline.schedule_run()
         try:
             pipeline.share_outputs()
@@ -393,8 +411,8 @@ def tensor_list(arrays: list[np.ndarray]) -> Any:
     return tensors([tensor(array) for array in arrays], contiguous=False)
 
 
-def parses(data: Any) -> bool:
-    """True if DALI's parser accepts the headers of an encoded image; takes 2 µs.
+def parsed_shape(data: Any) -> tuple[int, int] | None:
+    """Stored height and width by DALI's parser; None if it rejects the image. Takes 2 µs.
 
     An image that it rejects must not be in a batch: in a batch of 32 or more it kills the process
     one time in three. DALI 2.4 parses on several threads and, if its own share fails, does not wait
@@ -402,14 +420,22 @@ def parses(data: Any) -> bool:
     only later, in the decode, does no harm.
     """
     try:
-        return _parser()(data).height > 0
+        image = _parser()(data)
     except RuntimeError:
-        return False
+        return None
+    return (image.height, image.width) if image.height > 0 else None
 
 
-def gpu_resized(images: Any, options: DecodeSpec) -> Any:
-    """Append the DALI operators that resize on a GPU."""
+def _part(region: Any) -> dict[str, Any]:
+    """Arguments of DALI's slices for a batch of `Region`."""
+    return {"start": region[0:2], "shape": region[2:4], "axes": (0, 1)}
+
+
+def gpu_resized(images: Any, options: DecodeSpec, region: Any = None) -> Any:
+    """Append the DALI operators that resize on a GPU, a `Region` of each image if there is one."""
     fn, types, _ = dali()
+    if region is not None:
+        images = fn.slice(images, **_part(region))
     # Linear with antialiasing is a triangular filter when an image shrinks, as in Pillow.
     resize = functools.partial(
         fn.resize,
@@ -426,7 +452,8 @@ def gpu_resized(images: Any, options: DecodeSpec) -> Any:
     if options.resize == "longer":
         return resize(resize_longer=options.size[0])
     if options.resize == "stretch":
-        return resize(size=options.size)
+        images = resize(size=options.size)
+        return images if region is None else fn.flip(images, horizontal=region[4])
     mode = "not_smaller" if options.resize == "crop" else "not_larger"
     return fn.crop(
         resize(size=options.size, mode=mode),

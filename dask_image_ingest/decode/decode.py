@@ -14,10 +14,11 @@ import numpy as np
 from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
-from dask_image_ingest.decode.dali import DaliDecoder, Refused, decode_pool
+from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import BadImage, Header
+from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.planner import Batch, DecoderSet, Schedule, decoders_for
+from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
 
@@ -120,7 +121,7 @@ def decode_in_batches(
                 schedule.learn(_rows_without_image(batch.dali_rows, decoded))
                 rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
                 if decoding.resized_here:
-                    decoded = _resized(decoded, decoding)
+                    decoded = _resized(decoded, rows, batch, decoding)
                 if rows and dali.transform is not None:
                     origins = [images.origin(row) for row in rows]
                     decoded = dali.transform.run(_materialized(decoded), origins)
@@ -161,20 +162,19 @@ def _with_pillow(
     (list of int, list of images)
         The rows that have an image, and their images. If DALI decoded them all, its tensor list.
     """
-    headers, decoding = schedule.images.headers, schedule.decoding
     if not isinstance(images, list) and len(images) == len(batch.rows):
         shapes = images.shape()
-        if all(_as_expected(shapes[i], headers[row], decoding) for i, row in enumerate(batch.rows)):
+        if all(_as_expected(shapes[i], row, batch, schedule) for i, row in enumerate(batch.rows)):
             return batch.rows, images
     by_row = {
         row: image
         for row, image in zip(batch.dali_rows, images, strict=True)
-        if image is not None and _as_expected(_shape(image), headers[row], decoding)
+        if image is not None and _as_expected(_shape(image), row, batch, schedule)
     }
     for row in batch.rows:
         if errors[row] is None and row not in by_row and row not in batch.by_pillow:
             schedule.assign_to_pillow(row, batch)
-    by_row.update(_pillow_outputs(batch, errors, decoding, dali))
+    by_row.update(_pillow_outputs(batch, errors, schedule.decoding, dali))
     rows = [row for row in batch.rows if row in by_row]
     return rows, [by_row[row] for row in rows]
 
@@ -209,29 +209,45 @@ def _pillow_outputs(
             arrays[row] = future.result()
     if not arrays or decoding.device == "cpu":
         return arrays
-    if decoding.size is None and decoding.transform is None:
+    if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
         return arrays
-    images = dali.resize(list(arrays.values()))
-    return dict(zip(arrays, images, strict=True))
+    items: list[Item] = list(arrays.values())
+    if decoding.augment is not None:
+        mirrored = [batch.regions[row].mirrored for row in arrays]
+        items = [
+            (array, Region(0, 0, array.shape[0], array.shape[1], flip))
+            for array, flip in zip(arrays.values(), mirrored, strict=True)
+        ]
+    return dict(zip(arrays, dali.resize(items), strict=True))
 
 
-def _as_expected(shape: Sequence[int], header: Header, decoding: DecodeSpec) -> bool:
-    """True if DALI's image has the shape in the header; if not, Pillow decodes it.
+def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: Schedule) -> bool:
+    """True if DALI's image has the shape in the header, or of its region; if not, use Pillow.
 
     Decoders may read a damaged header differently, and Pillow's reading counts.
     """
-    return not decoding.decoded_in_full or tuple(shape[:2]) == (header.height, header.width)
+    if not schedule.decoding.decoded_in_full:
+        return True
+    expected = batch.regions.get(row) or schedule.images.headers[row]
+    return tuple(shape[:2]) == (expected.height, expected.width)
 
 
-def _resized(images: Any, decoding: DecodeSpec) -> list[ResizedImage]:
+def _resized(images: Any, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
     """The images of a batch, to be resized when they are written to the buffer."""
     assert decoding.size is not None
-    return [
+    resized = [
         image
         if isinstance(image, ResizedImage)
-        else ResizedImage(image, decoding.size, decoding.resize, nearest=decoding.nearest)
-        for image in images
+        else ResizedImage(
+            image,
+            decoding.size,
+            decoding.resize,
+            nearest=decoding.nearest,
+            mirrored=row in batch.regions and batch.regions[row].mirrored,
+        )
+        for row, image in zip(rows, images, strict=True)
     ]
+    return resized if decoding.device == "cpu" else [np.asarray(image) for image in resized]
 
 
 def _materialized(images: Any) -> Any:
@@ -244,7 +260,7 @@ def _materialized(images: Any) -> Any:
 
 
 def decode_in_parts(
-    images: list[np.ndarray], failed_index: int | None, suspect: DaliDecoder
+    images: list[Item], failed_index: int | None, suspect: DaliDecoder
 ) -> list[Any]:
     """Bisect a batch that DALI refused: its images in order, None for each that it can't decode.
 
@@ -272,5 +288,5 @@ def decode_in_parts(
     return isolated
 
 
-def _split(images: list[np.ndarray], size: int) -> Iterator[list[np.ndarray]]:
+def _split(images: list[Item], size: int) -> Iterator[list[Item]]:
     return (images[start : start + size] for start in range(0, len(images), size))

@@ -13,6 +13,7 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
 from dask_image_ingest.decode.resize import resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.user_functions import token_and_code
@@ -66,6 +67,8 @@ class DecodeSpec:
         Decode large JPEGs at a reduced scale.
     hw_load : float or None
         Share of a batch for the hardware JPEG engines of a GPU; None for DALI's default.
+    augment : RandomResizedCrop or None
+        Random region of each image to decode, resized to ``size`` by ``stretch``.
     draw : int
         `Origin.draw` of all images that have none of their own.
     token : str
@@ -82,6 +85,7 @@ class DecodeSpec:
     max_pixels: int = sys.maxsize
     scaled: bool = False
     hw_load: float | None = None
+    augment: RandomResizedCrop | None = None
     draw: int = 0
     token: str = field(init=False, repr=False)
     transform_code: Mapping[str, str] = field(init=False, repr=False)
@@ -97,6 +101,8 @@ class DecodeSpec:
         ]
         if self.hw_load is not None:
             options.append(self.hw_load)
+        if self.augment is not None:
+            options.append(self.augment)
         if self.draw:
             options.append(("draw", self.draw))
         transform: str | None = None
@@ -128,13 +134,13 @@ class DecodeSpec:
 
     @property
     def nearest(self) -> bool:
-        """True if a resize takes the nearest pixel: the mean of two classes is no class."""
-        return self.mode == "labels"
+        """True if a resize takes the nearest pixel: a mean of classes, or of depths, is none."""
+        return self.mode in ("labels", "raw")
 
     @property
     def is_random(self) -> bool:
         """True if pixels may depend on `Origin.draw`; what a transform does is not known."""
-        return self.transform is not None
+        return self.transform is not None or self.augment is not None
 
     @property
     def shape(self) -> ImageShape:
@@ -147,12 +153,12 @@ class DecodeSpec:
 
     @property
     def resized_here(self) -> bool:
-        """True if images are resized by `ResizedImage` on a CPU, not by DALI on a GPU."""
-        return self.size is not None and self.device == "cpu"
+        """True if `ResizedImage` resizes, not DALI: on a CPU, and stored values everywhere."""
+        return self.size is not None and (self.device == "cpu" or self.mode == "raw")
 
     @property
     def decoded_in_full(self) -> bool:
-        """True if the decoder's output has the height and width in the header."""
+        """True if the decoder's output has the height and width in the header, or of its region."""
         return self.size is None or (self.resized_here and not self.scaled)
 
     def validated(self, header: Header) -> Header:
@@ -203,6 +209,7 @@ def make_decode_spec(
     mode: Mode,
     transform: Callable[..., Any] | None,
     max_pixels: int | None,
+    augment: Augment | None = None,
     scaled_decode: bool = False,
 ) -> DecodeSpec:
     """Validate a user's arguments.
@@ -233,10 +240,18 @@ def make_decode_spec(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
-    if mode == "raw" and (size is not None or transform is not None):
+    crop = parse_augment(augment)
+    if crop is not None and (size is None or resize != "stretch"):
+        given = f"resize={resize!r}" if size is not None else "size=None"
         raise ArgumentError(
-            "mode='raw' takes neither size= nor transform=: values stay as they are stored. "
-            "Resize them in a function of map_batches. In image= pass "
+            f"augment= resizes a region of each image to size=(height, width), and {given} does "
+            "not say which: pass size=, and leave resize= as it is. In image=, a column that stays "
+            "as it is takes ImageColumn(..., size=None, augment=None)"
+        )
+    if mode == "raw" and ((size is not None and crop is None) or transform is not None):
+        raise ArgumentError(
+            "mode='raw' takes neither size= nor transform=, but size= with augment=: values stay "
+            "as they are stored. Resize them in a function of map_batches. In image= pass "
             "ImageColumn(..., mode='raw', size=None, transform=None)"
         )
     if mode in ("RGBA", "labels", "raw") and scaled_decode:
@@ -247,7 +262,7 @@ def make_decode_spec(
         limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
     load = _hw_load() if device == "gpu" else None
     target = _size(size, resize)
-    return DecodeSpec(device, target, resize, mode, transform, limit, scaled_decode, load)
+    return DecodeSpec(device, target, resize, mode, transform, limit, scaled_decode, load, crop)
 
 
 def _hw_load() -> float | None:

@@ -65,6 +65,7 @@ from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
 from dask_image_ingest.decode.formats.pillow_image import NoColours
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
 from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout, read_samples
+from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.storage import LazyBytes
 
 
@@ -123,6 +124,22 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
             if mode == "RGBA" and format == "png" and (stored_alpha := png_transparency(encoded)):
                 pixels[..., 3] = _png_alpha(image, encoded, stored_alpha)
     return np.require(upright(pixels, stored.orientation), requirements=["C", "W"])
+
+
+def decode_region(
+    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None
+) -> np.ndarray:
+    """Decode one image, and return a view of its region, not mirrored; None for all of it.
+
+    Other parameters, and errors, are those of `decode_with_pillow`.
+    """
+    image = decode_with_pillow(data, mode, max_pixels)
+    if region is None:
+        return image
+    part = region.of(image)
+    if part.shape[:2] != (region.height, region.width):
+        raise BadImage("corrupt", "its pixels are not of the size in its header")
+    return part
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:

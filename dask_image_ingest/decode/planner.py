@@ -17,16 +17,18 @@ from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     DaliDecoder,
+    Item,
     batch_bytes,
     current_device,
     decode_pool,
     decode_threads,
-    parses,
+    parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.pillow import decode_with_pillow
+from dask_image_ingest.decode.pillow import decode_region
+from dask_image_ingest.decode.random_crop import Region, draw_region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
 
@@ -64,15 +66,15 @@ class DecoderSet:
             for decoder in (self.encoded, self.suspect, self.pixels):
                 decoder.clear()
 
-    def decode_alone(self, encoded: list[np.ndarray]) -> Any:
+    def decode_alone(self, encoded: list[Item]) -> Any:
         """Decode a single batch: a tensor list, or `Refused`."""
         return self._run_one(self.encoded, encoded)
 
-    def resize(self, arrays: list[np.ndarray]) -> Any:
+    def resize(self, arrays: list[Item]) -> Any:
         """Resize a single batch of arrays: a tensor list."""
         return self._run_one(self.pixels, arrays)
 
-    def _run_one(self, decoder: DaliDecoder, batch: list[np.ndarray]) -> Any:
+    def _run_one(self, decoder: DaliDecoder, batch: list[Item]) -> Any:
         with self.lock:
             decoder.clear()
             (images,) = decoder.run([batch])
@@ -81,7 +83,7 @@ class DecoderSet:
 
 def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
     """Decode one valid image: a tensor list. It also loads the parser, to warm up a worker."""
-    parses(encoded)
+    parsed_shape(encoded)
     return decoders_for(decoding).decode_alone([encoded])
 
 
@@ -166,15 +168,18 @@ class Batch:
     dali_rows : list of int
         Rows that DALI decodes.
     encoded : list of uint8 arrays
-        Encoded images of ``dali_rows``.
+        Encoded images of ``dali_rows``; with ``augment``, each with its region.
     by_pillow : dict of int to Future
         Rows that Pillow decodes, already submitted to the thread pool.
+    regions : dict of int to Region
+        With ``augment``, the region of each row that has an image.
     """
 
     rows: list[int] = field(default_factory=list)
     dali_rows: list[int] = field(default_factory=list)
-    encoded: list[np.ndarray] = field(default_factory=list)
+    encoded: list[Item] = field(default_factory=list)
     by_pillow: dict[int, Future[Any]] = field(default_factory=dict)
+    regions: dict[int, Region] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -216,13 +221,16 @@ class Schedule:
     def __iter__(self) -> Iterator[Batch]:
         batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self.decoding.device]
         for row, header in enumerate(self.images.headers):
-            size, images = self._nbytes(header), batch.images
+            region = self._region(row, header)
+            size, images = self._nbytes(header, region), batch.images
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
             if images >= max_images or (images > 0 and nbytes + size > max_bytes):
                 yield batch
                 batch, nbytes, max_images = Batch(), 0, self._size
             nbytes += size
             batch.rows.append(row)
+            if region is not None:
+                batch.regions[row] = region
             if header.error is None:
                 self._assign(row, header, batch)
         if batch.rows:
@@ -231,10 +239,11 @@ class Schedule:
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
         """Start to decode an image of a batch with Pillow."""
         batch.by_pillow[row] = decode_pool().submit(
-            decode_with_pillow,
+            decode_region,
             self.images.read(row),
             self.decoding.mode,
             self.decoding.max_pixels,
+            batch.regions.get(row),
         )
 
     def _assign(self, row: int, header: Header, batch: Batch) -> None:
@@ -245,8 +254,9 @@ class Schedule:
         if encoded is None:
             self.assign_to_pillow(row, batch)
         else:
+            region = batch.regions.get(row)
             batch.dali_rows.append(row)
-            batch.encoded.append(encoded)
+            batch.encoded.append(encoded if region is None else (encoded, region))
 
     def _for_dali(self, header: Header, data: Any) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""
@@ -256,16 +266,31 @@ class Schedule:
         if header.format == "png":
             data = without_png_metadata(data, exif=True)
         encoded = np.frombuffer(data, np.uint8)
-        suits = is_valid(header.format, data, self._thorough) and parses(encoded)
-        return encoded if suits else None
+        if not is_valid(header.format, data, self._thorough):
+            return None
+        shape = parsed_shape(encoded)
+        if shape is None:
+            return None
+        if self.decoding.augment is not None and {*shape} != {header.height, header.width}:
+            return None  # of an image of another size, the region is another one
+        return encoded
 
-    def _nbytes(self, header: Header) -> int:
+    def _region(self, row: int, header: Header) -> Region | None:
+        """The region of a row to decode; None for all of it."""
+        crop = self.decoding.augment
+        if crop is None or header.error is not None or not header.height or not header.width:
+            return None
+        return draw_region(crop, header.height, header.width, self.images.origin(row))
+
+    def _nbytes(self, header: Header, region: Region | None) -> int:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
         in_full = header.height * header.width * self.decoding.bytes_per_pixel(header)
         resized = self.decoding.nbytes(header)
-        if self.decoding.scaled and header.format == "jpeg":
+        if region is not None and not self.decoding.scaled and self.decoding.device == "cpu":
+            in_full = in_full * region.height * region.width // (header.height * header.width)
+        elif self.decoding.scaled and region is None and header.format == "jpeg":
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)

@@ -21,6 +21,8 @@ from cykooz_resizer import (
     Resizer,
 )
 
+from dask_image_ingest.decode.buffers import as_bytes
+
 
 class ResizeGeometry(NamedTuple):
     """Geometry of a resize: the scaled image, and its crop or padding.
@@ -111,7 +113,9 @@ class ResizedImage:
     full : (int, int)
         Its height and width in a full decode, if it was decoded at a reduced scale.
     nearest
-        Take the nearest pixel rather than a mean.
+        Take the nearest pixel rather than a mean; then values may be of any type.
+    mirrored
+        Mirror the result left to right.
     """
 
     def __init__(
@@ -123,6 +127,7 @@ class ResizedImage:
         full: tuple[int, int] | None = None,
         *,
         nearest: bool = False,
+        mirrored: bool = False,
     ) -> None:
         self._image = np.asarray(image)
         height, width, channels = self._image.shape
@@ -130,21 +135,33 @@ class ResizedImage:
         full = full or (height, width)
         self._geometry = resize_geometry(full[0], full[1], size, resize)
         self._nearest = nearest
+        self._mirrored = mirrored
         self.shape = (*self._geometry.shape, channels)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the result's values."""
+        return self._image.dtype
 
     @property
     def nbytes(self) -> int:
         """Bytes of the result."""
-        return prod(self.shape)
+        return prod(self.shape) * self.dtype.itemsize
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        result = np.empty(self.shape, np.uint8)
-        self.write(result.reshape(-1))
+        result = np.empty(self.shape, self.dtype)
+        self.write(as_bytes(result))
         return result if dtype is None else result.astype(dtype, copy=False)
 
     def write(self, out: np.ndarray) -> None:
         """Write the result to ``out``, a flat uint8 array of `nbytes`."""
-        result = out.reshape(self.shape)
+        if self.dtype != np.uint8:
+            # Values of several bytes, which may begin at any byte of the buffer.
+            out[:] = as_bytes(self._write_to(np.empty(self.shape, self.dtype)))
+        else:
+            self._write_to(out.reshape(self.shape))
+
+    def _write_to(self, result: np.ndarray) -> np.ndarray:
         whole, start = self._geometry.whole, self._geometry.start
         # The part of the result inside its black padding.
         inner = tuple(
@@ -154,10 +171,21 @@ class ResizedImage:
         if result[inner].size < result.size:
             result[...] = 0
         crop_start = max(0, start[0]), max(0, start[1])
+        target = result[inner][:, ::-1] if self._mirrored else result[inner]
         if self._nearest:
-            result[inner] = _nearest(self._image, whole, crop_start, result[inner].shape)
-            return
-        _resize(self._image, self._extent, whole, crop_start, result[inner])
+            _copy(_nearest(self._image, whole, crop_start, target.shape), target)
+        else:
+            _resize(self._image, self._extent, whole, crop_start, target)
+        return result
+
+
+def _copy(pixels: np.ndarray, out: np.ndarray) -> None:
+    """Copy an image; channel by channel if it is mirrored, for which NumPy takes a sixth."""
+    if out.strides[1] > 0:
+        out[...] = pixels
+        return
+    for channel in range(out.shape[2]):
+        out[..., channel] = pixels[..., channel]
 
 
 def _nearest(
@@ -201,7 +229,7 @@ def _resize(
     height, width, channels = image.shape
     rows, columns = out.shape[:2]
     if (height, width) == whole and extent == Extent(0, 0, height, width):
-        out[...] = image[start[0] : start[0] + rows, start[1] : start[1] + columns]
+        _copy(image[start[0] : start[0] + rows, start[1] : start[1] + columns], out)
         return
     if channels not in _PIXEL_TYPES:  # more than four: the output of a transform
         for one in range(channels):
@@ -215,7 +243,8 @@ def _resize(
         down = _span(height, extent.top, extent.height / whole[0], start[0] + row, count)
         source = image[down.first : down.stop, across.first : across.stop]
         part = out[row : row + band]
-        part[...] = _resized(source, down, across, part.shape, _vertical_first(image.shape, whole))
+        vertical_first = _vertical_first(image.shape, whole)
+        _copy(_resized(source, down, across, part.shape, vertical_first), part)
 
 
 def _vertical_first(shape: tuple[int, ...], whole: tuple[int, int]) -> bool:

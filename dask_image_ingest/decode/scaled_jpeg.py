@@ -15,11 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.decode.dali import Refused, decode_pool
+from dask_image_ingest.decode.dali import Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import SWAPPED, BadImage, Header, read_stored_header
 from dask_image_ingest.decode.pillow import decode_reduced, upright
 from dask_image_ingest.decode.planner import DecoderSet
+from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import Extent, ResizedImage, resize_geometry
 
 # Scales of libjpeg-turbo that are faster than a full decode.
@@ -40,7 +41,7 @@ class ScaledDecoder:
         self._decoding = decoding
         self._dali = dali
 
-    def run(self, batches: Iterable[list[np.ndarray]]) -> Iterator[Any]:
+    def run(self, batches: Iterable[list[Item]]) -> Iterator[Any]:
         """Decode batches; the next one is decoded while the caller uses the last.
 
         Yields
@@ -48,7 +49,7 @@ class ScaledDecoder:
         List of `ResizedImage` and DALI tensors, None for an image that DALI could not decode.
         """
         pool = decode_pool()
-        batch: list[np.ndarray] | None = None
+        batch: list[Item] | None = None
         futures: list[Future[Any]] = []
         for following in chain(batches, [None]):
             submitted = [pool.submit(self._reduced, data) for data in following or ()]
@@ -57,7 +58,7 @@ class ScaledDecoder:
             batch, futures = following, submitted
 
     def _with_full_decodes(
-        self, batch: list[np.ndarray], reduced: list[ResizedImage | None]
+        self, batch: list[Item], reduced: list[ResizedImage | None]
     ) -> list[Any]:
         """Decode in full the images that were not reduced."""
         others = [data for data, image in zip(batch, reduced, strict=True) if image is None]
@@ -67,8 +68,9 @@ class ScaledDecoder:
         in_full = iter([None] * len(others) if isinstance(decoded, Refused) else decoded)
         return [next(in_full) if image is None else image for image in reduced]
 
-    def _reduced(self, data: np.ndarray) -> ResizedImage | None:
+    def _reduced(self, item: Item) -> ResizedImage | None:
         """Decode a JPEG at a reduced scale; None if that is impossible or not worthwhile."""
+        data, region = item if isinstance(item, tuple) else (item, None)
         encoded = data.data
         format, stored = read_stored_header(encoded)
         if (
@@ -79,7 +81,9 @@ class ScaledDecoder:
             return None
         swapped = stored.orientation in SWAPPED
         full = (stored.width, stored.height) if swapped else (stored.height, stored.width)
-        factor = reduction(*full, self._decoding)
+        # Height and width of what is resized: of the region, or of the image.
+        part = full if region is None else (region.height, region.width)
+        factor = reduction(*part, self._decoding)
         if factor == 1:
             return None
         try:
@@ -90,8 +94,17 @@ class ScaledDecoder:
             return None
         image = np.ascontiguousarray(upright(image, stored.orientation))
         extent = _extent(image.shape, full, factor, stored.orientation)
+        if region is not None:
+            image, extent = _cropped(image, extent, region, factor)
         assert self._decoding.size is not None
-        return ResizedImage(image, self._decoding.size, self._decoding.resize, extent, full)
+        return ResizedImage(
+            image,
+            self._decoding.size,
+            self._decoding.resize,
+            extent,
+            part,
+            mirrored=region is not None and region.mirrored,
+        )
 
 
 def reduction(height: int, width: int, decoding: DecodeSpec) -> int:
@@ -111,6 +124,17 @@ def any_reduced(headers: Iterable[Header], decoding: DecodeSpec) -> bool:
         and reduction(header.height, header.width, decoding) > 1
         for header in headers
     )
+
+
+def _cropped(
+    image: np.ndarray, extent: Extent, region: Region, factor: int
+) -> tuple[np.ndarray, Extent]:
+    """The pixels under a region of the full image, and the region's extent in these."""
+    top, left = extent.top + region.top / factor, extent.left + region.left / factor
+    height, width = region.height / factor, region.width / factor
+    first_row, first_column = int(top), int(left)
+    image = image[first_row : ceil(top + height), first_column : ceil(left + width)]
+    return image, Extent(top - first_row, left - first_column, height, width)
 
 
 def _extent(shape: tuple[int, ...], full: tuple[int, int], factor: int, orientation: int) -> Extent:

@@ -14,7 +14,7 @@ from distributed.system import MEMORY_LIMIT
 
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
-from dask_image_ingest.scheduler_plugin import current_client
+from dask_image_ingest.scheduler_plugin import current_client, workers_of
 
 BackendName = Literal["cudf", "pandas"]
 
@@ -177,9 +177,21 @@ def require_gpu() -> None:
         )
 
 
-def workers() -> list[dict[str, Any]]:
-    """The scheduler's information on each worker; empty without a client."""
-    return _known_workers() or []
+def workers() -> list[dict[str, Any]] | None:
+    """The scheduler's information on each worker; None without a client."""
+    client = current_client()
+    if client is None:
+        return None
+    if client._asynchronous:
+        # Not asked, also in a thread, for which its event loop may be waiting. It has totals that
+        # are a few seconds old.
+        known = client._scheduler_identity
+        count = known.get("n_workers", 0)
+        return [{"memory_limit": known["total_memory"] // count} for _ in range(count)]
+    try:
+        return [*client.sync(workers_of, client).values()]
+    except OSError:  # the scheduler has ended
+        return []
 
 
 # Assumed memory of workers without a limit.
@@ -192,15 +204,10 @@ def worker_memory() -> int:
         return get_worker().memory_manager.memory_limit or MEMORY_LIMIT
     except ValueError:  # this is the client, which plans for its workers
         pass
-    limits = [worker["memory_limit"] for worker in workers()]
+    limits = [worker["memory_limit"] for worker in workers() or ()]
     # With workers, the memory of this machine is irrelevant: it may be a login node.
     default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
     return min((limit for limit in limits if limit), default=default)
-
-
-def awaits_workers() -> bool:
-    """True if there is a client whose cluster has no workers yet."""
-    return _known_workers() == []
 
 
 def can_wait() -> bool:
@@ -213,16 +220,3 @@ def planned_workers() -> int:
     """Number of workers in the cluster's plan; 0 unless the client started the cluster."""
     client = current_client()
     return 0 if client is None or client.cluster is None else len(client.cluster.plan)
-
-
-def _known_workers() -> list[dict[str, Any]] | None:
-    client = current_client()
-    if client is None:
-        return None
-    if client._asynchronous:
-        # Not asked, also in a thread, for which its event loop may be waiting. It has totals that
-        # are a few seconds old.
-        known = client._scheduler_identity
-        count = known.get("n_workers", 0)
-        return [{"memory_limit": known["total_memory"] // count} for _ in range(count)]
-    return [*client.scheduler_info(n_workers=-1)["workers"].values()]

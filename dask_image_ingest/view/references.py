@@ -158,7 +158,7 @@ def at_size(
         return None
     decoding = images[image].decoding
     # Raw values are scaled by the range of each image, which a resize would change.
-    if decoding.transform is not None or decoding.mode == "raw":
+    if decoding.is_random or decoding.mode == "raw":
         return None
     small = replace(
         images[image], error="error", decoding=_rgb_decoding(decoding.max_pixels, longer)

@@ -5,7 +5,7 @@ import warnings
 
 import dask
 import pytest
-from distributed import Client
+from distributed import Client, Scheduler
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import partitioning
@@ -29,6 +29,19 @@ def test_a_read_waits_for_nothing_and_knows_the_workers(cluster, shards, monkeyp
 
     with dask.config.set(scheduler=None):
         assert asyncio.run(main()) == (24, 24)
+
+
+def test_a_client_that_knows_no_worker_says_so(shards):
+    async def main():
+        async with (
+            Scheduler(port=0, dashboard_address=":0") as scheduler,
+            Client(scheduler.address, asynchronous=True),
+        ):
+            with pytest.warns(UserWarning, match=r"knows no worker yet.* await client\.wait_for"):
+                dii.read_webdataset_images(shards, backend="pandas")
+
+    with dask.config.set(scheduler=None):
+        asyncio.run(main())
 
 
 def test_what_has_to_wait_is_an_error_at_once(cluster, shards, tmp_path):

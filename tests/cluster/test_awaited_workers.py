@@ -46,6 +46,23 @@ def test_auto_waits_for_a_worker_that_starts(tmp_path, monkeypatch):
             dii.read_webdataset_images(tmp_path, backend="pandas")
 
 
+def test_workers_are_known_whenever_the_client_updates_its_totals(tmp_path, monkeypatch):
+    async def overtaken(client, n_workers=0):
+        await update(client, n_workers)
+        await update(client)  # as its periodic callback does, without workers
+
+    update = Client._update_scheduler_info
+    write_shards(tmp_path, 1, 1)
+    one = LocalCluster(n_workers=1, processes=False, dashboard_address=None, memory_limit="1 GiB")
+    with one as cluster, Client(cluster) as client:
+        monkeypatch.setattr(Client, "_update_scheduler_info", overtaken)
+        assert not client.scheduler_info()["workers"]
+        with warnings.catch_warnings(action="error"):
+            assert len(dii.read_webdataset_images(tmp_path, backend="pandas")) == 1
+        (threads,) = dii.prepare(client)["threads"]
+        assert {threads} == {*client.nthreads().values()}
+
+
 def test_auto_says_what_it_takes_where_workers_have_no_limit(tmp_path, monkeypatch):
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
     monkeypatch.setattr(backend, "MEMORY_LIMIT", 1 << 50)

@@ -24,7 +24,7 @@ def client(tmp_path_factory):
 
 
 def on_worker(client) -> str:
-    (address,) = client.scheduler_info()["workers"]
+    (address,) = client.nthreads()
     return rf" \[worker {address} on {platform.node()}\]"
 
 

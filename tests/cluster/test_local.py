@@ -23,12 +23,12 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
     cores = len(os.sched_getaffinity(0))
     with dii.start_cluster(gpu=False, dashboard_address=None) as client:
-        workers = client.scheduler_info(n_workers=-1)["workers"]
+        workers = client.nthreads()
         threads = client.run(decode_threads)
         processes = [psutil.Process(pid) for pid in client.run(os.getpid).values()]
         assert 1 <= sum(threads.values()) <= max(cores, len(workers))
         assert all(client.run(_knows_the_image_dtype).values())
-        assert {worker["nthreads"] for worker in workers.values()} == {1}
+        assert set(workers.values()) == {1}
     assert client.status == "closed"
     gone, alive = psutil.wait_procs(processes, timeout=SECONDS)
     assert not alive
@@ -46,10 +46,13 @@ def test_every_number_is_an_argument(shards):
         1, gpu=False, decode_threads=3, memory_limit="2 GiB", dashboard_address=None
     ) as client:
         assert list(client.run(decode_threads).values()) == [3]
-        (worker,) = client.scheduler_info(n_workers=-1)["workers"].values()
-        assert worker["memory_limit"] == 2 * 2**30
-        ddf = dii.read_webdataset_images(shards, backend="pandas", partition_size=None).persist()
+        assert list(client.run(memory_limit).values()) == [2 * 2**30]
+        ddf = dii.read_webdataset_images(shards, backend="pandas").persist()
         assert len(ddf) == 24
+
+
+def memory_limit(dask_worker):
+    return dask_worker.memory_manager.memory_limit
 
 
 def test_pixels_come_from_the_workers_themselves(shards):

@@ -55,7 +55,7 @@ def test_all_workers_are_prepared_and_told_of(cluster, shards):
             table = dii.prepare(client, shards[0].parent)
         become(client, is_warm, True)
         become(client, configured, "9s")
-        assert table["address"].tolist() == list(client.scheduler_info()["workers"])
+        assert table["address"].tolist() == list(client.nthreads())
         assert set(table["host"]) == {platform.node()}
         assert set(table["threads"]) == {1}
         assert set(table["cores"]) == {len(os.sched_getaffinity(0))}
@@ -104,7 +104,7 @@ def test_it_keeps_what_a_cluster_was_started_with():
 
 
 def has_nanny(client: Client, address: str) -> bool:
-    return client.scheduler_info(n_workers=-1)["workers"][address]["nanny"] is not None
+    return client.run(lambda dask_worker: dask_worker.nanny, workers=[address])[address] is not None
 
 
 def test_what_will_be_slow_or_wrong_is_a_warning(cluster, shards, monkeypatch):

@@ -46,6 +46,10 @@ LOCATION_COLUMNS = ["__key__", "__url__", "offset", "nbytes"]
 OTHERS = {
     "function": (lambda shards: blackened(read(shards)), r"map_batches\(.*black"),
     "size": (lambda shards: read(shards, size=32), "read_webdataset_images with size="),
+    "crop": (
+        lambda shards: read(shards, size=32, augment="random_resized_crop"),
+        "read_webdataset_images with size=, augment=",
+    ),
     "mode": (lambda shards: read(shards, mode="L"), "read_webdataset_images with mode="),
     "late": (
         lambda shards: dii.decode_images(read(shards).drop(columns="image"), size=32),

@@ -208,7 +208,7 @@ def test_a_worker_survives_500_tasks_with_flat_memory(client, shards):
     tasks = ddf.map_partitions(gpu_probes.count_pixels, meta=gpu_probes.count_pixels(ddf._meta))[
         "size"
     ]
-    (worker,) = client.scheduler_info(n_workers=-1)["workers"]
+    (worker,) = client.nthreads()
     total = tasks.sum().compute()
 
     # The pools of DALI, CuPy and the allocator of the host find their size in the first tasks.

@@ -123,6 +123,14 @@ def test_what_a_transform_makes_of_images_is_shown(ddf, shards):
     assert abs(means(made.images.show(4)) - before / 2).max() < 2
 
 
+def test_regions_are_shown_and_not_the_images_that_they_are_of(ddf, shards):
+    tiny = dii.RandomResizedCrop(scale=(0.01, 0.01))
+    made = dii.read_webdataset_images(shards, backend="pandas", size=64, augment=tiny)
+    regions = np.array([array.mean() for array in made.compute().images.arrays()[:4]])
+    assert np.abs(np.array(means(made.images.show(4))) - regions).max() < 2
+    assert np.abs(np.array(means(ddf.images.show(4))) - regions).max() > 5
+
+
 def test_images_in_memory_are_shown_when_their_shards_are_gone(photos, tmp_path):
     write_bad_photos(photos, tmp_path)
     ddf = dii.read_webdataset_images(tmp_path, backend="pandas")

@@ -200,13 +200,7 @@ class LastDecode:
 
         Images of stored values keep their size.
         """
-        images = tuple(
-            each
-            if each.decoding.mode == "raw"
-            else replace(each, decoding=replace(each.decoding, size=shape, resize="crop"))
-            for each in self.images
-        )
-        return replace(self, images=images)
+        return replace(self, images=tuple(_resized(each, shape) for each in self.images))
 
     @property
     def is_random(self) -> bool:
@@ -231,6 +225,14 @@ class LastDecode:
         nbytes = _total_sizes(rows, self.images)
         # Each row counts as at least a ``most``-th of ``largest``.
         return slices_by_size([np.maximum(nbytes, largest // most)], largest)
+
+
+def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
+    decoding = image.decoding
+    if decoding.mode == "raw" and decoding.augment is None:
+        return image
+    resize = "crop" if decoding.augment is None else decoding.resize
+    return replace(image, decoding=replace(decoding, size=shape, resize=resize))
 
 
 def last_decode(expr: dx.Expr) -> LastDecode | None:

@@ -19,7 +19,6 @@ from dask_image_ingest.dataset.warning import first_dot_hint, warn_user
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
     Backend,
-    awaits_workers,
     can_wait,
     planned_workers,
     workers,
@@ -293,13 +292,15 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
 def _automatic(backend: Backend) -> int:
     """Size of a partition by the memory of the workers. Waits for a worker that is starting."""
     end = time.monotonic() + _PATIENCE
-    while can_wait() and awaits_workers() and time.monotonic() < end:
+    while (joined := workers()) == [] and can_wait() and time.monotonic() < end:
         time.sleep(0.1)
-    joined = workers()
     # Without a worker, the memory of this machine says nothing: it may be a login node.
     why = do = ""
-    if awaits_workers():
+    if joined == [] and can_wait():
         why, do = "no worker has joined", "wait before the read: client.wait_for_workers(1)"
+    elif joined == []:
+        why = "the client, which is asynchronous, knows no worker yet"
+        do = "wait before the read: await client.wait_for_workers(1)"
     elif joined and backend.device == "cpu" and not any(w["memory_limit"] for w in joined):
         why, do = "no worker has a memory limit", "start them with --memory-limit"
     # Half of the largest: sizes are estimated by the first shard, and others may decode to more.
@@ -309,7 +310,7 @@ def _automatic(backend: Backend) -> int:
             f"{why}, so partition_size='auto' takes {size >> 20} MiB of pixels, a sixteenth of a "
             f"worker of 8 GiB. Pass partition_size=, or {do}"
         )
-    elif len(joined) == 1 < (planned := planned_workers()):
+    elif len(joined or ()) == 1 < (planned := planned_workers()):
         warn_user(
             f"1 of {planned} workers has joined, so partition_size='auto' takes {size >> 20} MiB "
             "of pixels, by its memory. If others have less, pass partition_size=, or wait for them "

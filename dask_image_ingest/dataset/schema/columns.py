@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.dataset.schema.coerce import arrow_type, parse_integer
-from dask_image_ingest.decode import DecodeSpec, Mode, Resize
+from dask_image_ingest.decode import Augment, DecodeSpec, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
@@ -298,10 +298,10 @@ class ImageColumn:
     ----------
     image
         As for the read: member extensions in order of preference, or the column of parquet files.
-    size, resize, transform, mode
+    size, resize, augment, transform, mode
         As for the read; ``"same"`` as given to the read. For labels, which always take the nearest
         pixel, ``resize="nearest"`` means the same. The read's ``transform`` does not apply to
-        labels: masks have their own, or none.
+        labels: masks have their own, or none. Its ``augment`` does.
 
     Examples
     --------
@@ -313,6 +313,7 @@ class ImageColumn:
     _: KW_ONLY
     size: int | tuple[int, int] | Literal["same"] | None = "same"
     resize: Resize | Literal["same"] = "same"
+    augment: Augment | Literal["same"] | None = "same"
     transform: Callable[..., Any] | Literal["same"] | None = "same"
     mode: Mode | Literal["same"] = "same"
 
@@ -357,7 +358,7 @@ def image_members(
     image
         The argument.
     options
-        ``size``, ``resize``, ``mode`` and ``transform`` of the read.
+        ``size``, ``resize``, ``mode``, ``augment`` and ``transform`` of the read.
     decoding
         Makes a `DecodeSpec` from such options.
     parse
@@ -384,7 +385,7 @@ def image_members(
 def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a column that override those of the read."""
     own: dict[str, Any] = {}
-    for option in ("size", "resize", "transform", "mode"):
+    for option in ("size", "resize", "augment", "transform", "mode"):
         if (value := getattr(column, option)) != "same":
             own[option] = value
     if column.mode == "labels" and column.resize == "nearest":

@@ -186,7 +186,7 @@ def _gpu_memory() -> int:
     """Memory of the workers' smallest GPU, else of this machine's GPU, queried without CUDA."""
     from distributed.diagnostics import nvml
 
-    sizes = [worker["gpu"]["memory-total"] for worker in workers() if "gpu" in worker]
+    sizes = [worker["gpu"]["memory-total"] for worker in workers() or () if "gpu" in worker]
     if not sizes:
         try:
             sizes = [nvml.one_time()["memory-total"]]

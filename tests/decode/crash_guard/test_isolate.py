@@ -27,7 +27,7 @@ from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, decode
 from dask_image_ingest.decode.buffers import unknown
 from dask_image_ingest.decode.crash_guard import crash_log, guard
 from dask_image_ingest.decode.crash_guard.guard import DecodeSubprocess
-from dask_image_ingest.decode.dali import parses
+from dask_image_ingest.decode.dali import parsed_shape
 from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.errors import DaskImageIngestError
@@ -329,7 +329,7 @@ def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
     at = bad.index(b"EXIF") + 4
     bad[at : at + 4] = struct.pack("<I", 1 << 15)
     assert read_header(bytes(bad), 1 << 22).error is None
-    assert not parses(np.frombuffer(bad, np.uint8))
+    assert parsed_shape(np.frombuffer(bad, np.uint8)) is None
     files = {"bad.webp": bytes(bad)} | {f"{number:02}.webp": good for number in range(64)}
     path = write_tar(tmp_path / "a.tar", files)
     journal_of_its_own = {**os.environ, "DASK_IMAGE_INGEST__CRASH_JOURNAL": str(tmp_path)}

@@ -1,0 +1,162 @@
+"""Random crop that is resized: the region is drawn before the decode, which decodes no more.
+
+The rule is torchvision's `RandomResizedCrop`. The numbers are a hash of the sample and its draw, so
+they are the same on a CPU and a GPU, in every batch, and for all image columns of a sample. The
+rule is applied to proportions, not to pixels: images of the same proportions get the same region.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal, NamedTuple, TypeAlias
+
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.url_secrets import url_identity
+
+
+@dataclass(frozen=True)
+class RandomResizedCrop:
+    """Random crop, resized to ``size`` and mirrored at random, for ``augment=`` of a read.
+
+    As torchvision's ``RandomResizedCrop`` and ``RandomHorizontalFlip``: the crop has a random share
+    of the image's area, and a random ratio of width to height; of ten such crops the first that
+    fits is taken, otherwise the largest one in the middle of a ratio that is allowed. A decoder
+    decodes only this region, where it can. ``augment="random_resized_crop"`` has these defaults.
+
+    Parameters
+    ----------
+    scale : (float, float)
+        Smallest and largest share of the image's area, 0 < low <= high <= 1.
+    ratio : (float, float)
+        Smallest and largest width divided by height, 0 < low <= high; its logarithm is uniform.
+    flip : float
+        Probability that the crop is mirrored left to right, 0 to 1.
+
+    Raises
+    ------
+    ArgumentError
+        If a number is out of range.
+
+    Examples
+    --------
+    >>> gentle = RandomResizedCrop(scale=(0.5, 1.0), flip=0)
+    >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224, augment=gentle)
+    >>> ddf.head(1).images.arrays()[0].shape
+    (224, 224, 3)
+    """
+
+    scale: tuple[float, float] = (0.08, 1.0)
+    ratio: tuple[float, float] = (3 / 4, 4 / 3)
+    flip: float = 0.5
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scale", _interval("scale", self.scale, 1.0))
+        object.__setattr__(self, "ratio", _interval("ratio", self.ratio, math.inf))
+        if not _is_number(self.flip) or not 0 <= self.flip <= 1:
+            raise ArgumentError(
+                f"RandomResizedCrop(flip={shown(self.flip)}): pass a probability, 0 to 1"
+            )
+        object.__setattr__(self, "flip", float(self.flip))
+
+
+#: The argument ``augment=`` of a read.
+Augment: TypeAlias = Literal["random_resized_crop"] | RandomResizedCrop
+
+_NAME: Final = "random_resized_crop"
+
+
+def parse_augment(augment: Any) -> RandomResizedCrop | None:
+    """Validate the argument ``augment=``.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if augment is None or isinstance(augment, RandomResizedCrop):
+        return augment
+    if isinstance(augment, str) and augment == _NAME:
+        return RandomResizedCrop()
+    raise ArgumentError(
+        f"augment={shown(augment)}: pass {_NAME!r}, or a RandomResizedCrop with numbers of your "
+        "own. Other augmentations are functions of DALI operators: transform="
+    )
+
+
+class Region(NamedTuple):
+    """Part of an upright image, in pixels."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    mirrored: bool
+
+    def of(self, image: Any) -> Any:
+        """View of this part of an array (height, width, channels), not mirrored."""
+        return image[self.top : self.top + self.height, self.left : self.left + self.width]
+
+
+_TRIES: Final = 10
+
+
+def draw_region(crop: RandomResizedCrop, height: int, width: int, origin: Origin) -> Region:
+    """Region of an image of this upright height and width: a function of these and its origin."""
+    numbers = _uniform(origin)
+    mirrored = next(numbers) < crop.flip
+    proportion = width / height
+    (least, most), (narrow, wide) = crop.scale, map(math.log, crop.ratio)
+    for _ in range(_TRIES):
+        area = least + (most - least) * next(numbers)
+        ratio = math.exp(narrow + (wide - narrow) * next(numbers))
+        down, across = next(numbers), next(numbers)
+        # Shares of the image's height and width.
+        high, broad = math.sqrt(area / ratio * proportion), math.sqrt(area * ratio / proportion)
+        if high <= 1 and broad <= 1:
+            rows, columns = _pixels(high, height), _pixels(broad, width)
+            # Each position is as likely, the last one too.
+            top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
+            return Region(top, left, rows, columns, mirrored)
+    high = min(1.0, proportion / crop.ratio[0])
+    broad = min(1.0, crop.ratio[1] / proportion)
+    rows, columns = _pixels(high, height), _pixels(broad, width)
+    return Region((height - rows) // 2, (width - columns) // 2, rows, columns, mirrored)
+
+
+def _pixels(share: float, edge: int) -> int:
+    return max(1, round(share * edge))
+
+
+def _uniform(origin: Origin) -> Iterator[float]:
+    """Random numbers from 0 to 1, 1 excluded, of 53 bits."""
+    key = struct.pack("<8sQQ", _digest(origin.shard), origin.number % 2**64, origin.draw)
+    for block in range(2**16):
+        digest = hashlib.blake2b(key, salt=block.to_bytes(2, "little"), person=b"crop").digest()
+        for value in struct.unpack("<8Q", digest):
+            yield (value >> 11) * 2.0**-53
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(shard: str) -> bytes:
+    identity = url_identity(shard).encode("utf-8", "surrogateescape")
+    return hashlib.blake2b(identity, digest_size=8).digest()
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _interval(name: str, value: Any, highest: float) -> tuple[float, float]:
+    pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
+    if len(pair) == 2 and all(map(_is_number, pair)) and 0 < pair[0] <= pair[1] <= highest:
+        return float(pair[0]), float(pair[1])
+    limit = "" if highest == math.inf else f" <= {highest:g}"
+    raise ArgumentError(
+        f"RandomResizedCrop({name}={shown(value)}): pass (low, high), 0 < low <= high{limit}"
+    )
