@@ -16,6 +16,7 @@ tensors, normalised there. ``.to(device)`` below then copies nothing.
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from photos import write_shards
@@ -94,7 +95,9 @@ def main(folder: str = "demo-data") -> None:
         distributed.destroy_process_group()
 
 
-def store(path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: list) -> None:
+def store(
+    path: Path, model: nn.Module, optimizer: torch.optim.Optimizer, position: list[Any]
+) -> None:
     """Write what a stopped run needs, whole or not at all."""
     state = {
         "model": model.state_dict(),

@@ -199,9 +199,8 @@ class Batches:
         self._start = parse_start(start)
         begin = self._start if isinstance(self._start, Position) else None
         self._schedule = schedule
-        self._epoch = schedule.epoch
-        if self._epoch is None:
-            self._epoch = 0 if begin is None else begin.epoch
+        default = 0 if begin is None else begin.epoch
+        self._epoch = default if schedule.epoch is None else schedule.epoch
         if begin is not None:
             ours = Position(self._epoch, 0, schedule.shuffle)
             ours.check(begin)

@@ -307,8 +307,8 @@ def parse_start(start: Any) -> int | Position:
         return whole_number("start", start, 0, advice)
     try:
         epoch, row, seed, rows, order = start
-        numbers = [None if part is None else operator.index(part) for part in (seed, rows)]
-        position = Position(operator.index(epoch), operator.index(row), *numbers, order)
+        seed, rows = (None if part is None else operator.index(part) for part in (seed, rows))
+        position = Position(operator.index(epoch), operator.index(row), seed, rows, order)
     except (TypeError, ValueError):
         raise ArgumentError(f"start={shown(start)}; {advice}") from None
     if min(position.epoch, position.row) < 0 or not isinstance(order, str | None):
@@ -418,7 +418,7 @@ class Bucketed:
         shapes: np.ndarray,
     ) -> None:
         self.size = size
-        self.length = length
+        self.length: int | None = length
         self._shapes = shapes
         self._bucket_of = bucket_of
         self._counts = stream.counts
