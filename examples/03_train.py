@@ -81,7 +81,7 @@ def main(folder: str = "demo-data") -> None:
             right += int((scores.argmax(1) == labels).sum())
             seen += len(labels)
             if is_first and step % STORED_EVERY == 0:
-                # Workers are ahead of the model: how many batches it has seen, only this loop knows.
+                # Workers are ahead of the model: only this loop knows how many batches it has seen.
                 position = list(loader.dataset.position_after(step))
                 store(stored, network, optimizer, position)
         done = 0
