@@ -84,7 +84,7 @@ def first_batch(shards: str, where: str) -> None:
 
 def compare(where: str, shards: str, options: dict) -> None:
     ddf = dii.read_webdataset_images(shards, backend="pandas", **options)
-    ways = {"persist": persist, "iter_batches": iterate, "shuffled": shuffled, "mixed": mixed}
+    ways = {"persist": persist, "iter_batches": iterate, "shuffled": shuffled}
     seconds: dict[str, list[float]] = {name: [] for name in ways}
     spent: dict[str, list[float]] = {name: [] for name in ways}
     images = 0
@@ -134,11 +134,6 @@ def iterate(ddf, **options) -> int:
 
 def shuffled(ddf) -> int:
     return iterate(ddf, shuffle=0)
-
-
-def mixed(ddf) -> int:
-    """As references, which a buffer of so few bytes has to hold."""
-    return iterate(ddf, shuffle=0, shuffle_buffer="1 KiB")
 
 
 if __name__ == "__main__":
