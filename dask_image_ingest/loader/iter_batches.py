@@ -76,8 +76,7 @@ class Schedule:
     repeat : bool
         Whether the epoch never ends.
     sample : callable or None
-        Makes a `Sample` of the number of rows to draw, None for that of a pass, and says how many
-        there are in a pass.
+        Makes a `Sample` of the number of rows to draw, None for that of a pass.
     buckets : Buckets or None
     """
 
@@ -85,7 +84,7 @@ class Schedule:
     epoch: int | None = None
     steps: int | None = None
     repeat: bool = False
-    sample: Callable[[int | None], tuple[Sample, int]] | None = None
+    sample: Callable[[int | None], Sample] | None = None
     buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
@@ -289,19 +288,24 @@ class Batches:
         return "_plan" in self.__dict__
 
     @functools.cached_property
+    def _counts(self) -> list[np.ndarray]:
+        """Rows of each partition of the frames."""
+        return [source.counts() for source in self._sources]
+
+    @functools.cached_property
     def _plan(self) -> Plan:
         schedule, size = self._schedule, self._size * self._share.world
         seed = schedule.shuffle
         streams = []
-        for source, row_bytes in zip(self._sources, self._row_bytes, strict=True):
-            counts = source.counts()
-            length = int(counts.sum())
+        for source, counts, row_bytes in zip(
+            self._sources, self._counts, self._row_bytes, strict=True
+        ):
             sample = None
             if schedule.sample is not None:
                 drawn = None if schedule.steps is None else schedule.steps * size
-                sample, length = schedule.sample(drawn)
+                sample = schedule.sample(drawn)
             readers = READERS if seed is None else self._readers(source, counts, row_bytes)
-            streams.append(Stream(counts, seed, readers, sample, length))
+            streams.append(Stream(counts, seed, readers, sample))
         if self._mix is not None:
             shares, longest = self._mix
             return Mix(streams, size, shares, seed or 0, self._epoch, longest)
@@ -321,7 +325,7 @@ class Batches:
         """Places from which a shuffle reads: many, unless each holds a decoded partition."""
         if not counts.any() or isinstance(self._source_to_read(source), ReferenceSource):
             return READERS
-        row_bytes = row_bytes or source.row_bytes()
+        row_bytes = row_bytes or source.row_bytes(int(np.argmax(counts > 0)))
         if row_bytes is None:
             return READERS
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
@@ -409,7 +413,7 @@ class Batches:
         row = self._next_row
         first, skip = 0, 0
         if row:
-            ends = np.cumsum(source.counts())
+            ends = np.cumsum(self._counts[0])
             first = int(np.searchsorted(ends, row, "right"))
             skip = row - int(ends[first - 1]) if first else row
         depth = source.prefetch() if self._prefetch is None else self._prefetch
@@ -439,11 +443,10 @@ class Batches:
                         parts, missing = [], self._size
                         del some
                         self._row = row
-                        if len(joined):
-                            batch = self._batch(joined)
-                            del joined
-                            yield batch
-                            del batch
+                        batch = self._batch(joined)
+                        del joined
+                        yield batch
+                        del batch
                         ahead.fill()
                     del rows
             finally:
@@ -452,8 +455,7 @@ class Batches:
         if parts and not self._drop_last:
             joined = BatchRows.of(parts, self._backend)
             del parts
-            if len(joined):
-                yield self._batch(joined)
+            yield self._batch(joined)
 
     def _planned(self) -> Generator[Any, None, None]:
         """Batches of the steps of a plan."""
@@ -462,12 +464,9 @@ class Batches:
                 sources = [self._source_to_read(source) for source in self._sources]
                 readers = [
                     (_ReferenceReader if isinstance(source, ReferenceSource) else _PartitionReader)(
-                        stack.enter_context(source),
-                        source.counts(),
-                        self._image,
-                        self._backend,
+                        stack.enter_context(source), counts, self._image, self._backend
                     )
-                    for source in sources
+                    for source, counts in zip(sources, self._counts, strict=True)
                 ]
                 if self._prefetch is None:
                     depth = max(source.prefetch() for source in sources)
@@ -481,11 +480,11 @@ class Batches:
                         for step in piece:
                             rows = self._rows_of_step(step, parts)
                             self._row = step.next_row
-                            if len(rows) or self._share.world > 1:
-                                batch = self._batch(rows)
-                                del rows
-                                yield batch
-                                del batch
+                            # Also without a row: ranks and workers have the steps of `len`.
+                            batch = self._batch(rows)
+                            del rows
+                            yield batch
+                            del batch
                             ahead.fill()
                         del parts
                 finally:
@@ -574,7 +573,7 @@ class _Reader:
 
     def row_bytes(self) -> float:
         """Decoded bytes of a row, on average."""
-        return self._source.row_bytes() or 1.0
+        return self._source.row_bytes(int(np.argmax(self._ends > self._starts))) or 1.0
 
     def keep(self, rows: np.ndarray | None) -> None:
         """Drop all partitions but those of some rows; None for all but the latest."""

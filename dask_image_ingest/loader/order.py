@@ -152,8 +152,22 @@ class Shuffled:
         return np.random.default_rng([*self._seed, purpose, step])
 
 
-# Numbers of the rows that a pass takes, sorted, with repetitions; drawn anew for each pass.
-Sample = Callable[[np.random.Generator], np.ndarray]
+class Sample(NamedTuple):
+    """Rows that a pass takes; drawn anew for each pass.
+
+    Attributes
+    ----------
+    draw : callable
+        Gives their numbers, sorted, with repetitions.
+    length : int
+        How many it gives.
+    digest : str
+        Digest of what decides which these are.
+    """
+
+    draw: Callable[[np.random.Generator], np.ndarray]
+    length: int
+    digest: str
 
 
 class Stream:
@@ -168,9 +182,7 @@ class Stream:
     readers
         Places from which a shuffle reads.
     sample
-        Draws the rows of each pass; None for all rows. It gives ``length`` of them.
-    length
-        Rows of a pass.
+        Draws the rows of each pass; None for all rows.
     """
 
     def __init__(
@@ -179,11 +191,10 @@ class Stream:
         seed: int | None,
         readers: int = READERS,
         sample: Sample | None = None,
-        length: int | None = None,
     ) -> None:
         self.counts = counts
         self.seed = seed
-        self.length = int(counts.sum()) if length is None else length
+        self.length = int(counts.sum()) if sample is None else sample.length
         self._readers = readers
         self._sample = sample
         self._pass = functools.lru_cache(2)(self._make_pass)
@@ -208,6 +219,11 @@ class Stream:
         rows = order.open_at(at)
         return rows if rows is None or selected is None else selected[rows]
 
+    def digest(self) -> str:
+        """Digest of all that decides the order apart from the seed."""
+        sample = "" if self._sample is None else self._sample.digest
+        return digest_of(self.counts, np.array([self._readers]), sample)
+
     def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
         while start < stop:
             number, begin = divmod(start, self.length)
@@ -228,7 +244,7 @@ class Stream:
         counts, selected = self.counts, None
         if self._sample is not None:
             random = np.random.default_rng([self.seed or 0, number, _SAMPLE])
-            selected = self._sample(random)
+            selected = self._sample.draw(random)
             edges = np.concatenate([[0], np.cumsum(counts)])
             counts = np.diff(np.searchsorted(selected, edges))
         if self.seed is None:
@@ -284,7 +300,8 @@ class Position(NamedTuple):
             (
                 "order",
                 "the position is in another order ({}, and this is {}): the partitions have other "
-                "numbers of rows; or with buckets= and mix, these or batch_size × ranks differ",
+                "numbers of rows, or larger images, or weights= and balance= differ; or with "
+                "buckets= and mix, these or batch_size × ranks do",
             ),
         ):
             is_unknown = name in ("rows", "order") and None in (ours[name], theirs[name])
@@ -388,7 +405,7 @@ class Epoch(_EvenPlan):
 
     def digest(self) -> str:
         """Digest of the rows of each partition."""
-        return digest_of(self._stream.counts)
+        return self._stream.digest()
 
 
 class Bucketed:
@@ -421,7 +438,7 @@ class Bucketed:
         self.length: int | None = length
         self._shapes = shapes
         self._bucket_of = bucket_of
-        self._counts = stream.counts
+        self._stream = stream.digest()
         rows, places = stream.rows(begin, begin + length)
         buckets = bucket_of[rows.numbers]
         by_bucket = np.argsort(buckets, kind="stable")
@@ -471,7 +488,7 @@ class Bucketed:
 
     def digest(self) -> str:
         """Digest of the rows of each partition, of their buckets, and of the size of a step."""
-        return digest_of(self._counts, self._bucket_of, self._shapes, np.array([self.size]))
+        return digest_of(self._stream, self._bucket_of, self._shapes, np.array([self.size]))
 
 
 class Mix(_EvenPlan):
@@ -529,8 +546,8 @@ class Mix(_EvenPlan):
 
     def digest(self) -> str:
         """Digest of the frames' partitions, of the shares and of the size of a step."""
-        counts = [stream.counts for stream in self._streams]
-        return digest_of(*counts, self._shares, np.array([self.size]))
+        streams = [stream.digest() for stream in self._streams]
+        return digest_of(*streams, self._shares, np.array([self.size]))
 
 
 # Steps that are drawn at once.
@@ -560,10 +577,11 @@ def _taken(
     return np.concatenate(tables)
 
 
-def digest_of(*arrays: np.ndarray) -> str:
-    """Short digest of arrays."""
+def digest_of(*parts: np.ndarray | str) -> str:
+    """Short digest of arrays and other digests."""
     digest = hashlib.blake2b(digest_size=8)
-    for array in arrays:
+    for part in parts:
+        array = np.frombuffer(part.encode(), np.uint8) if isinstance(part, str) else part
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

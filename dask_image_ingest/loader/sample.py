@@ -9,10 +9,10 @@ import pandas as pd
 
 from dask_image_ingest.arguments import check_flag, shown
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.loader.order import Sample
+from dask_image_ingest.loader.order import Sample, digest_of
 
-# How many rows to draw, None for as many as a pass has, to the sample and its number of rows.
-MakeSample = Callable[[int | None], tuple[Sample, int]]
+# How many rows to draw, None for as many as a pass has, to the sample.
+MakeSample = Callable[[int | None], Sample]
 
 
 def make_sample(
@@ -51,7 +51,7 @@ def make_sample(
             f"{', '.join(map(repr, columns))}"
         )
 
-    def make(count: int | None) -> tuple[Sample, int]:
+    def make(count: int | None) -> Sample:
         values = compute(str(name))
         chances = _weights(values, str(name)) if balance is None else _balanced(values)
         return _sample(chances, count, replacement, f"{argument}={name!r}")
@@ -80,11 +80,10 @@ def _balanced(values: pd.Series) -> np.ndarray:
     return np.where(codes < 0, 0.0, 1 / counts[codes] if len(counts) else 0.0)
 
 
-def _sample(
-    weights: np.ndarray, count: int | None, replacement: bool, argument: str
-) -> tuple[Sample, int]:
+def _sample(weights: np.ndarray, count: int | None, replacement: bool, argument: str) -> Sample:
     count = len(weights) if count is None else count
     possible = np.flatnonzero(weights)
+    digest = digest_of(weights, str(replacement))
     if count and not len(possible):
         raise ArgumentError(f"{argument}: no row has a weight above 0")
     if replacement:
@@ -94,7 +93,7 @@ def _sample(
             at = np.searchsorted(edges, random.random(count) * edges[-1], "right")
             return np.sort(possible[np.minimum(at, len(possible) - 1)])
 
-        return draw, count
+        return Sample(draw, count, digest)
     if count > len(possible):
         raise ArgumentError(
             f"{argument}, replacement=False: an epoch of {count:,} rows, of which "
@@ -107,4 +106,4 @@ def _sample(
         keys = random.exponential(size=len(possible)) / chances
         return np.sort(possible[np.argpartition(keys, count - 1)[:count]])
 
-    return choose, count
+    return Sample(choose, count, digest)

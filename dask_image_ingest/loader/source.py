@@ -162,8 +162,8 @@ class Source:
         """Rows of each partition: int64 (partitions,)."""
         return np.array([len(self._frame)], np.int64)
 
-    def row_bytes(self) -> float | None:
-        """Decoded bytes of a row, on average; None if the rows are in memory already."""
+    def row_bytes(self, number: int) -> float | None:
+        """Decoded bytes of a row of a partition, on average; None if it is in memory already."""
         return None
 
     def references(self) -> ReferenceSource | None:
@@ -303,28 +303,25 @@ class LazySource(Source):
 
     def counts(self) -> np.ndarray:
         """Rows of each partition: int64 (partitions,); counted once in a process."""
-        key = self._rows._name
-        with _counted_lock:
-            counts = _counted.get(key)
-        if counts is None:
-            others = [name for name in self._frame.columns if name != self._image]
-            images = set(image_columns(self._frame))
-            cheap = next((name for name in others if name not in images), self._frame.columns[0])
-            meta = pd.Series([], dtype="int64")
-            lengths = self._rows[[cheap]].map_partitions(_length, meta=meta)
-            counts = lengths.compute(scheduler=self._scheduler).to_numpy(np.int64)
-            with _counted_lock:
-                while len(_counted) >= _MOST_COUNTED:
-                    _counted.pop(next(iter(_counted)))
-                _counted[key] = counts
+        return _once((self._rows._name, None), self._count)
+
+    def _count(self) -> np.ndarray:
+        others = [name for name in self._frame.columns if name != self._image]
+        images = set(image_columns(self._frame))
+        cheap = next((name for name in others if name not in images), self._frame.columns[0])
+        meta = pd.Series([], dtype="int64")
+        lengths = self._rows[[cheap]].map_partitions(_length, meta=meta)
+        counts: np.ndarray = lengths.compute(scheduler=self._scheduler).to_numpy(np.int64)
         return counts
 
-    def row_bytes(self) -> float | None:
-        """Decoded bytes of a row, on average in the first partition that has rows; at least 1."""
+    def row_bytes(self, number: int) -> float | None:
+        """Decoded bytes of a row of a partition, on average; at least 1."""
         images = image_columns(self._frame)
         if not images:
             return 1
-        number = int(np.argmax(self.counts() > 0))
+        return _once((self._frame._name, number), lambda: self._measure(number, images))
+
+    def _measure(self, number: int, images: list[str]) -> float:
         sizes = (
             self._rows[images]
             .partitions[number]
@@ -396,9 +393,9 @@ class ReferenceSource(LazySource):
         describe = functools.partial(self._describe, number)
         return self._gathering.submit(self._fetch, future, describe)
 
-    def row_bytes(self) -> float | None:
+    def row_bytes(self, number: int) -> float | None:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
-        rows = self.read(int(np.argmax(self.counts() > 0))).result()
+        rows = self.read(number).result()
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
@@ -459,10 +456,24 @@ def computed_column(frame: Any, name: str) -> pd.Series:
         return as_pandas(frame[name].compute())
 
 
-# Rows of each partition of the latest frames, by name: each epoch asks for them.
-_counted: dict[str, np.ndarray] = {}
-_counted_lock = threading.Lock()
-_MOST_COUNTED = 32
+# Counts of rows and bytes of a row of the latest frames, by name: each epoch asks for them.
+_known: dict[tuple[str, int | None], Any] = {}
+_known_lock = threading.Lock()
+_MOST_KNOWN = 64
+
+
+def _once(key: tuple[str, int | None], compute: Callable[[], Any]) -> Any:
+    """What ``compute`` gives, computed once in a process."""
+    with _known_lock:
+        value = _known.get(key)
+    if value is None:
+        value = compute()
+        with _known_lock:
+            while len(_known) >= _MOST_KNOWN:
+                _known.pop(next(iter(_known)))
+            _known[key] = value
+    return value
+
 
 # Bytes of an image of unknown size: of 1 megapixel.
 _UNKNOWN_BYTES = 3e6
