@@ -9,30 +9,16 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from types import SimpleNamespace
 
 import dask
 import pytest
 from small_frames import lazy_frame, small_frame
+from topologies import fake_torch
 
 import dask_image_ingest as dii
 from dask_image_ingest.loader.order import parse_shard
 
 WHY = "pip install torch==2.13.0"
-
-
-def fake_torch(monkeypatch, worker=None, group=None):
-    """torch as a process sees it that is worker ``(id, of)`` and rank ``(rank, of)``."""
-    info = worker and SimpleNamespace(id=worker[0], num_workers=worker[1])
-    distributed = SimpleNamespace(
-        is_available=lambda: True,
-        is_initialized=lambda: group is not None,
-        get_rank=lambda: group[0],
-        get_world_size=lambda: group[1],
-    )
-    data = SimpleNamespace(get_worker_info=lambda: info)
-    torch = SimpleNamespace(distributed=distributed, utils=SimpleNamespace(data=data))
-    monkeypatch.setitem(sys.modules, "torch", torch)
 
 
 @pytest.fixture
@@ -46,11 +32,6 @@ def keys(batches):
     return [int(key) for batch in batches for key in batch["key"]]
 
 
-def share(ddf, rank, **options):
-    """What one of two workers has in batches of two."""
-    return ddf.images.iter_batches(2, shard=(rank, 2), **options)
-
-
 def two_workers(context="fork"):
     return {"num_workers": 2, "multiprocessing_context": context}
 
@@ -61,10 +42,10 @@ class TestShare:
     @pytest.mark.parametrize(
         ("worker", "group", "numpy", "torch"),
         [
-            (None, None, (0, 1), (0, 1)),
-            ((1, 4), None, (1, 4), (1, 4)),
-            (None, (2, 3), (0, 1), (2, 3)),
-            ((1, 4), (2, 3), (1, 4), (9, 12)),
+            (None, None, (0, 1, 0, 1), (0, 1, 0, 1)),
+            ((1, 4), None, (0, 1, 1, 4), (0, 1, 1, 4)),
+            (None, (2, 3), (0, 1, 0, 1), (2, 3, 0, 1)),
+            ((1, 4), (2, 3), (0, 1, 1, 4), (2, 3, 1, 4)),
         ],
     )
     def test_workers_share_always_and_ranks_share_tensors(
@@ -73,21 +54,21 @@ class TestShare:
         fake_torch(monkeypatch, worker, group)
         assert parse_shard("auto", "numpy") == numpy
         assert parse_shard("auto", "torch") == torch
-        assert parse_shard(None, "torch") == (0, 1)
-        assert parse_shard((1, 2), "torch") == (1, 2)
+        assert parse_shard(None, "torch") == (0, 1, 0, 1)
+        assert parse_shard((1, 2), "torch") == (1, 2, 0, 1)
 
     def test_without_torch_there_is_one_share(self, monkeypatch):
         monkeypatch.delitem(sys.modules, "torch", raising=False)
-        assert parse_shard("auto", "torch") == (0, 1)
+        assert parse_shard("auto", "torch") == (0, 1, 0, 1)
 
     def test_a_spawned_worker_has_its_rank_from_torchrun(self, monkeypatch):
         monkeypatch.setenv("RANK", "1")
         monkeypatch.setenv("WORLD_SIZE", "2")
         fake_torch(monkeypatch, worker=(0, 3))
-        assert parse_shard("auto", "torch") == (3, 6)
+        assert parse_shard("auto", "torch") == (1, 2, 0, 3)
         # A process that has not joined its group yet may do something else first.
         fake_torch(monkeypatch)
-        assert parse_shard("auto", "torch") == (0, 1)
+        assert parse_shard("auto", "torch") == (0, 1, 0, 1)
 
     @pytest.mark.parametrize(
         "shard", [(2, 2), (-1, 2), (0, 0), 1, (0,), (0, 1, 2), "all", (0.0, 1), (None, 2)]
@@ -96,21 +77,15 @@ class TestShare:
         with pytest.raises(dii.ArgumentError, match="shard="):
             ddf.images.iter_batches(2, shard=shard)
 
-    @pytest.mark.parametrize("shuffle", [None, 4])
-    def test_all_workers_of_all_ranks_have_each_image_once(self, ddf, monkeypatch, shuffle):
-        seen = Counter()
-        for rank in range(2):
-            for worker in range(3):
-                fake_torch(monkeypatch, (worker, 3), (rank, 2))
-                shard = parse_shard("auto", "torch")
-                seen.update(keys(ddf.images.iter_batches(2, shuffle=shuffle, shard=shard)))
-        assert seen == Counter(range(23))
-
     def test_rows_of_a_frame_in_memory_are_shared(self, ddf):
         frame = ddf.compute()
-        shares = [keys(frame.images.iter_batches(4, shard=(rank, 3))) for rank in range(3)]
-        assert [key for share in shares for key in share] == list(range(23))
-        assert {len(share) for share in shares} == {7, 8}
+        shares = [
+            [keys([batch]) for batch in frame.images.iter_batches(4, shard=(rank, 3))]
+            for rank in range(3)
+        ]
+        assert [len(share) for share in shares] == [2, 2, 2]
+        assert [key for share in shares for key in share[0]] == list(range(12))
+        assert [key for share in shares for key in share[1]] == list(range(12, 23))
 
 
 def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
@@ -136,7 +111,9 @@ class TestDataLoader:
     )
     def test_each_image_comes_once(self, ddf, data, context, shuffle):
         loader = ddf.images.dataloader(3, shuffle=shuffle, **two_workers(context))
-        assert Counter(keys(loader)) == Counter(range(23))
+        batches = list(loader)
+        assert [len(batch["key"]) for batch in batches] == [3] * 7 + [2]
+        assert Counter(keys(batches)) == Counter(range(23))
 
     def test_without_workers_it_is_iter_batches(self, ddf, data):
         loader = ddf.images.dataloader(3, shuffle=2)
@@ -144,7 +121,7 @@ class TestDataLoader:
         assert first == keys(ddf.images.iter_batches(3, shuffle=2))
         assert keys(loader) == first
         loader.dataset.set_epoch(1)
-        assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=3)) != first
+        assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=2, epoch=1)) != first
 
     def test_a_loader_that_is_made_for_it_gives_whole_batches(self, shards):
         torch = pytest.importorskip("torch", reason=WHY)
@@ -191,7 +168,7 @@ class TestDataLoader:
         dataset = ddf.images.dataloader(2).dataset
         with pytest.raises(dii.ArgumentError, match=r"not what state_dict\(\) gives"):
             dataset.load_state_dict(state)
-        assert dataset.state_dict() == {"epoch": 0, "start": 0}
+        assert dataset.state_dict() == {"epoch": 0, "start": 0, "own": False}
 
     @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
     def test_workers_that_persist_hear_of_the_epoch(self, ddf, data, context):
@@ -200,12 +177,8 @@ class TestDataLoader:
         for epoch in (0, 0, 1, 7):
             loader.dataset.set_epoch(epoch)
             got = [keys([batch]) for batch in loader]
-            shares = [share(ddf, rank, shuffle=5 + epoch) for rank in (0, 1)]
-            told = [[keys([batch]) for batch in batches] for batches in shares]
-            # The workers take turns; the batches of each come in order.
-            for batches in told:
-                assert [batch for batch in got if batch in batches] == batches
-            assert len(got) == sum(map(len, told))
+            told = ddf.images.iter_batches(2, shuffle=5, epoch=epoch)
+            assert got == [keys([batch]) for batch in told]
 
     def test_a_state_is_of_one_loop(self, ddf, data):
         dataset = ddf.images.dataloader(2, shuffle=5).dataset
