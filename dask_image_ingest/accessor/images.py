@@ -172,16 +172,17 @@ class Images(ABC, Generic[Frame, Series]):
 
     @abstractmethod
     def vectors(self, column: str) -> Any:
-        """A column of lists, such as embeddings, as one array.
+        """A column of lists or arrays, such as embeddings, as one array.
 
         Parameters
         ----------
         column
-            A column of lists of equal length, as from :meth:`map_batches`.
+            A column of lists of equal length, or of arrays of one shape, as from
+            :meth:`map_batches`.
 
         Returns
         -------
-        array, shape (n, length)
+        array, shape (n, length), or (n, ...) for arrays
             NumPy or CuPy, without a copy if the column is contiguous; for a lazy frame a dask
             array.
 
@@ -218,20 +219,24 @@ class Images(ABC, Generic[Frame, Series]):
         fn
             Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
             or a list of arrays if shapes differ. These are copies, which it may change. It returns
-            an array (or a tensor, or a list of strings) with a value for each image, or a dict of
-            such. A batch never spans partitions. A class, or a ``functools.partial`` of one, is
-            instantiated once in each worker process, and the instance is called with the batches:
-            load models in its constructor. A process keeps the eight instances used last.
+            an array, a tensor or a list with a value for each image, or a dict of such; None in a
+            list is null. A batch never spans partitions. A class, or a ``functools.partial`` of
+            one, is instantiated once in each worker process, and the instance is called with the
+            batches: load models in its constructor. A process keeps the eight instances used last.
         outputs
             The new columns and their types: ``"float32"``, ``"int64"``, ``"bool"``, ``"string"``,
-            ``"binary"``; ``"list<float32>"`` if ``fn`` returns (n, d); ``"image"`` if it returns an
-            array (n, height, width, channels) of uint8, or a list of arrays. A lazy frame needs its
-            types before anything is computed. An output replaces a column of its name.
+            ``"binary"``; ``"float32[768]"`` or ``"float16[4, 64, 64]"`` for arrays of one shape,
+            such as embeddings and latents; ``"list<float32>"`` for lists of any length,
+            ``"list<float32[4]>"`` for any number of boxes, ``"list<string>"``; ``"struct<boxes:
+            list<float32[4]>, name: string>"`` for dicts; ``"image"`` for arrays (height, width,
+            channels) of uint8. A lazy frame needs its types before anything is computed. An output
+            replaces a column of its name.
         inputs
             The columns to pass to ``fn``, each as one argument, in this order; by default the image
             column alone. Numbers are passed as an array (n,), null floats as NaN. Lists are passed
-            as a list of arrays; lists of vectors of one length as arrays (k, d). Strings and
-            anything else are passed as a list of Python values. Null is None in lists. Only these
+            as a list of arrays; lists of vectors of one length as arrays (k, d). Arrays of one
+            shape are passed as an array (n, ...). Structs are passed as a list of dicts, strings
+            and anything else as a list of Python values. Null is None in lists. Only these
             columns and those that are kept are read: if no image column is among them, no image is
             decoded, and the frame need not have one.
         batch_size
@@ -295,9 +300,9 @@ class Images(ABC, Generic[Frame, Series]):
         ...
         ...     def __call__(self, images):
         ...         return self.model(images)
-        >>> embedded = ddf.images.map_batches(Embed, {"embedding": "list<float32>"})
+        >>> embedded = ddf.images.map_batches(Embed, {"embedding": "float32[3]"})
         >>> embedded.dtypes["embedding"]
-        list<float32>
+        float32[3]
         """
         check_flag("keep_image", keep_image)
         existing, images = self._columns(), image_columns(self._meta())
@@ -403,17 +408,22 @@ class Images(ABC, Generic[Frame, Series]):
         Batches
             An iterator of dicts. Each has the image column, if the frame has one: an array (n,
             height, width, channels) of uint8, or a list of arrays if shapes differ, or with
-            ``normalize`` an array (n, channels, height, width) of float32. And the other columns:
-            arrays (n,); of lists (n, d); of strings NumPy arrays of objects, for torch lists. Rows
-            without an image are left out. ``len`` of it is the number of steps, the same for each
-            rank. Its attribute ``position`` says where the next batch begins. A new loop over a
-            finished iterator starts again, with the same batches.
+            ``normalize`` an array (n, channels, height, width) of float32. The form of other
+            columns follows from their type, never from the rows of a batch: numbers are an array
+            (n,), with NaN for null floats; arrays of one shape, as ``"float32[768]"``, an array (n,
+            768); lists a list with an array for each row, lists of vectors arrays (k, d) there;
+            lists of strings a list of lists, structs a list of dicts, where null is None; strings a
+            NumPy array of objects, for torch a list. Rows without an image are left out. ``len`` of
+            it is the number of steps, the same for each rank. Its attribute ``position`` says where
+            the next batch begins. A new loop over a finished iterator starts again, with the same
+            batches.
 
         Raises
         ------
         ArgumentError
-            If a column has nulls, so that it cannot be an array; for a position of other rows, or
-            of another seed or epoch.
+            If integers, booleans or arrays of one shape are null, or a column has other values than
+            its declared dtype, naming the row and its shard; for a position of other rows, or of
+            another seed or epoch.
         MissingDependencyError
             If ``format`` needs CuPy or torch, and it is not installed.
 

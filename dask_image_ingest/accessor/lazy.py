@@ -82,10 +82,13 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
 
     def vectors(self, column: str) -> da.Array:  # noqa: D102
         meta = vectors(self._meta(), column)
-        lists = self._frame[[column]]
-        first = _first(lists)
-        array = lists.map_partitions(vectors, column, first, meta=meta)
-        array._chunks = (array.chunks[0], (np.nan,))
+        rows = self._frame[[column]]
+        # The shape is known by the type, except of lists.
+        is_known = all(meta.shape[1:])
+        first = None if is_known else _first(rows)
+        array = rows.map_partitions(vectors, column, first, meta=meta)
+        edges = meta.shape[1:] if is_known else (np.nan,)
+        array._chunks = (array.chunks[0], *((edge,) for edge in edges))
         return array
 
     def channel_stats(self) -> dd.DataFrame:  # noqa: D102

@@ -13,6 +13,7 @@ from dask_image_ingest.frames.arrow_types import (
     is_text,
     nesting,
     parse_type,
+    tensor_type,
 )
 from dask_image_ingest.frames.backend import (
     Backend,
@@ -51,6 +52,8 @@ from dask_image_ingest.frames.reference_dtype import (
     references_of_fields,
     with_urls,
 )
+from dask_image_ingest.frames.row_values import NullsError, is_value, row_values
+from dask_image_ingest.frames.tensor_dtype import tensor_array
 
 __all__ = [
     "IMAGE",
@@ -61,6 +64,7 @@ __all__ = [
     "DecodedImage",
     "ImageReference",
     "NewColumn",
+    "NullsError",
     "as_references",
     "as_uint8",
     "backend_of",
@@ -77,6 +81,7 @@ __all__ = [
     "is_list",
     "is_number",
     "is_text",
+    "is_value",
     "map_block",
     "nesting",
     "pandas_type",
@@ -86,7 +91,10 @@ __all__ = [
     "reference_columns",
     "references_of_fields",
     "register_accessor",
+    "row_values",
     "stack_views",
+    "tensor_array",
+    "tensor_type",
     "this_machine",
     "with_urls",
     "workers",

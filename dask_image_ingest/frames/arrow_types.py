@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import Any
 
@@ -26,6 +27,7 @@ _STRUCT = re.compile(r"struct<")
 _PLAIN_FIELD = re.compile(r"\w+", re.ASCII)
 _LEAF = re.compile(r"\w+(\[[^\]]*\]|\([^)]*\))?")
 _WITH_ZONE = re.compile(r"timestamp\[(\w+), tz=(.+)\]")
+_WITH_SHAPE = re.compile(r"(\w+)\[(\d+(?:, ?\d+)*)\]")
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
 
 
@@ -40,7 +42,7 @@ def parse_type(type_: Any) -> pa.DataType:
     if isinstance(type_, pa.DataType):
         return type_
     if isinstance(type_, str):
-        return named_type(type_)
+        return tensor_type(named := named_type(type_)) or named
     if type_ in _PYTHON_TYPES:
         return _PYTHON_TYPES[type_]
     if isinstance(type_, np.dtype) or (isinstance(type_, type) and issubclass(type_, np.generic)):
@@ -76,6 +78,22 @@ def nesting(type_: pa.DataType) -> tuple[int, pa.DataType]:
     return depth, type_
 
 
+def tensor_type(type_: pa.DataType) -> pa.FixedShapeTensorType | None:
+    """Arrow's tensor type for arrays of one shape; None for other types.
+
+    These are tensors, and lists of fixed size, also nested, of numbers.
+    """
+    if isinstance(type_, pa.FixedShapeTensorType):
+        in_order = type_.permutation is None or type_.permutation == sorted(type_.permutation)
+        return pa.fixed_shape_tensor(type_.value_type, type_.shape) if in_order else None
+    shape = []
+    while pa.types.is_fixed_size_list(type_):
+        shape.append(type_.list_size)
+        type_ = type_.value_type
+    is_tensor = shape and all(shape) and is_number(type_)
+    return pa.fixed_shape_tensor(type_, shape) if is_tensor else None
+
+
 def is_byte_list(type_: pa.DataType) -> bool:
     """True for lists of uint8, which cuDF has instead of bytes."""
     return is_list(type_) and type_.value_type == pa.uint8()
@@ -104,11 +122,16 @@ def type_name(type_: pa.DataType) -> str:
     if pa.types.is_struct(type_):
         fields = (f"{_field_name(field.name)}: {type_name(field.type)}" for field in type_)
         return f"struct<{', '.join(fields)}>"
+    if tensor := tensor_type(type_):
+        return f"{type_name(tensor.value_type)}[{', '.join(map(str, tensor.shape))}]"
     return _NAMES.get(str(type_), str(type_))
 
 
 def named_type(name: str) -> pa.DataType:
-    """Parse a name: ``list<float32>``, ``struct<box: list<int32>, at: timestamp[s]>``."""
+    """Parse a name: ``list<float32>``, ``struct<box: int32[4], at: timestamp[s]>``.
+
+    Arrays of one shape are nested lists of fixed size, which any type may contain.
+    """
     type_, end = _read(name, 0)
     if end != len(name):
         raise ValueError(f"{name!r} is no type")
@@ -160,6 +183,16 @@ def _leaf(name: str) -> pa.DataType:
         return pa.string()
     if match := _WITH_ZONE.fullmatch(name):
         return pa.timestamp(match[1], match[2])
+    if match := _WITH_SHAPE.fullmatch(name):
+        type_ = pa.type_for_alias(match[1])
+        shape = [int(length) for length in match[2].split(",")]
+        if math.prod(shape) not in range(1, 2**31):
+            raise ValueError(f"{name!r} is no type")
+        for length in reversed(shape):
+            type_ = pa.list_(type_, length)
+        if tensor_type(type_) is None:
+            raise ValueError(f"{name!r} is no type")
+        return type_
     if match := _DECIMAL.fullmatch(name):
         decimal = getattr(pa, f"decimal{match[1]}")
         return decimal(int(match[2]), int(match[3]))

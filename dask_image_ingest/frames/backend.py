@@ -19,7 +19,7 @@ from dask_image_ingest.scheduler_plugin import current_client, workers_of
 BackendName = Literal["cudf", "pandas"]
 
 #: Values and type of a new column. The values are an array (n,), for a list type an array (n, d),
-#: or a Python list of strings or bytes.
+#: for a tensor type (n, ...), a Python list of strings or bytes, or an Arrow array.
 NewColumn: TypeAlias = tuple[Any, pa.DataType]
 
 
@@ -97,9 +97,21 @@ class Backend(Protocol):
         """Assign columns whose values belong to ``rows``; other rows, and NaN, are null."""
 
     def values(self, series: Any) -> Any:
-        """Column as an array: (n,), or (n, d) for lists; strings and bytes as NumPy objects.
+        """Column as an array: (n,), or (n, ...) for lists and tensors; else NumPy objects.
 
         None if nulls or differing list lengths make that impossible.
+        """
+
+    def has_rows(self, dtype: Any) -> bool:
+        """True for the dtypes of lists, structs and Python objects, for `rows`."""
+
+    def rows(self, series: Any) -> list[Any]:
+        """Each row of such a column: arrays, lists, dicts, as `row_values`; None for null.
+
+        Raises
+        ------
+        NullsError
+            For lists of integers or booleans with nulls.
         """
 
     def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:

@@ -254,7 +254,10 @@ def _is_arrow_text(dtype: Any) -> bool:
 
 
 def _is_nested(dtype: Any) -> bool:
-    return isinstance(dtype, pd.ArrowDtype) and pa.types.is_nested(dtype.pyarrow_dtype)
+    type_ = dtype.pyarrow_dtype if isinstance(dtype, pd.ArrowDtype) else None
+    return type_ is not None and (
+        pa.types.is_nested(type_) or isinstance(type_, pa.BaseExtensionType)
+    )
 
 
 def arrow_of(
@@ -404,14 +407,22 @@ def nested_dtype(type_: pa.DataType) -> pd.ArrowDtype:
 
 def list_values(array: pa.ChunkedArray) -> np.ndarray | None:
     """Lists of numbers as (n, length), if possible a view; None for nulls and unequal lengths."""
-    chunk = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
-    if isinstance(chunk, pa.ChunkedArray):
-        chunk = pa.concat_arrays(chunk.chunks) if chunk.num_chunks else pa.array([], array.type)
+    chunk = one_chunk(array)
     lengths = np.diff(chunk.offsets.to_numpy())
     if chunk.null_count or (lengths != lengths[:1]).any():
         return None
     length = lengths[0] if len(lengths) else 0
     return chunk.flatten().to_numpy(zero_copy_only=False).reshape(len(chunk), length)
+
+
+def one_chunk(array: pa.Array | pa.ChunkedArray) -> pa.Array:
+    """A column as one array; one chunk is not copied."""
+    if isinstance(array, pa.Array):
+        return array
+    chunk = array.chunk(0) if array.num_chunks == 1 else array.combine_chunks()
+    if isinstance(chunk, pa.ChunkedArray):
+        chunk = pa.concat_arrays(chunk.chunks) if chunk.num_chunks else pa.array([], array.type)
+    return chunk
 
 
 @make_array_nonempty.register(NestedDtype)

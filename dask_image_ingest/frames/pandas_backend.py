@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
-from dask_image_ingest.frames.arrow_types import is_list, is_text
+from dask_image_ingest.frames.arrow_types import is_list, is_text, tensor_type
 from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -24,9 +24,11 @@ from dask_image_ingest.frames.image_dtype import (
     image_array,
     is_image_dtype,
 )
-from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype
+from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype, one_chunk
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
+from dask_image_ingest.frames.row_values import regular, row_values
+from dask_image_ingest.frames.tensor_dtype import TensorDtype, tensor_array
 
 
 def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
@@ -294,6 +296,8 @@ class PandasBackend:
 
     def values(self, series: pd.Series) -> np.ndarray | None:
         dtype = series.dtype
+        if tensors := _tensor_dtype(dtype):
+            return tensors.__from_arrow__(pa.array(series)).numbers()
         if isinstance(dtype, pd.ArrowDtype) and is_list(dtype.pyarrow_dtype):
             return list_values(pa.chunked_array(pa.array(series, from_pandas=True)))
         if pd.api.types.is_float_dtype(dtype):
@@ -301,6 +305,17 @@ class PandasBackend:
         if pd.api.types.is_integer_dtype(dtype) or pd.api.types.is_bool_dtype(dtype):
             return None if series.hasnans else series.to_numpy(_numpy_type(dtype))
         return series.to_numpy(object, na_value=None)
+
+    def has_rows(self, dtype: Any) -> bool:
+        if pd.api.types.is_object_dtype(dtype) and not isinstance(dtype, pd.ArrowDtype):
+            return True
+        is_nested = isinstance(dtype, pd.ArrowDtype) and pa.types.is_nested(dtype.pyarrow_dtype)
+        return is_nested and _tensor_dtype(dtype) is None and not is_reference_dtype(dtype)
+
+    def rows(self, series: pd.Series) -> list[Any]:
+        if series.dtype == object:
+            return [_object_row(value) for value in series]
+        return row_values(one_chunk(pa.array(series, from_pandas=True)))
 
     def normalized(
         self, images: Sequence[np.ndarray], scale: np.ndarray, shift: np.ndarray
@@ -335,12 +350,31 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
         return ImageDtype()
     if type_.equals(REFERENCE):
         return ReferenceDtype()
+    if (tensors := tensor_type(type_)) is not None:
+        return TensorDtype(tensors)
     if pa.types.is_nested(type_):
         return nested_dtype(type_)
     return pd.StringDtype("pyarrow") if is_text(type_) else pd.ArrowDtype(type_)
 
 
+def _tensor_dtype(dtype: Any) -> TensorDtype | None:
+    """`TensorDtype` for its own columns, and for those of Arrow's types; None for others."""
+    type_ = tensor_type(dtype.pyarrow_dtype) if isinstance(dtype, pd.ArrowDtype) else None
+    return None if type_ is None else TensorDtype(type_)
+
+
+def _object_row(value: Any) -> Any:
+    """A Python object of a column; a list of lists of parquet is an array of arrays."""
+    if isinstance(value, np.ndarray) and value.dtype == object:
+        return regular([_object_row(item) for item in value])
+    return None if value is None or value is pd.NA else value
+
+
 def _arrow(values: Any, type_: pa.DataType) -> pa.Array:
+    if isinstance(values, pa.Array):
+        return values
+    if tensors := tensor_type(type_):
+        return tensor_array(np.asarray(values), tensors)
     if not pa.types.is_list(type_):
         return pa.array(values, type_, from_pandas=True)  # NaN is null
     count, length = values.shape

@@ -5,13 +5,13 @@ a time, in an order that depends on the rows, the seed and the epoch, divided am
 with a position to resume from.
 """
 
-from dask_image_ingest.loader.batch_format import FORMATS, Format
+from dask_image_ingest.loader.batch_format import FORMATS, Format, as_pandas
 from dask_image_ingest.loader.buckets import make_buckets
 from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
 from dask_image_ingest.loader.mix import mix
 from dask_image_ingest.loader.order import Position, parse_shard
 from dask_image_ingest.loader.sample import make_sample
-from dask_image_ingest.loader.source import LazySource, Source, as_pandas, computed_column
+from dask_image_ingest.loader.source import LazySource, Source, computed_column
 
 __all__ = [
     "FORMATS",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import Backend, stack_views
+from dask_image_ingest.frames import Backend, NullsError, stack_views
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -66,7 +68,16 @@ def batch_of(
             stacked = stack_views(images, backend)
         is_list = isinstance(stacked, list)
         batch[name] = [convert(each) for each in stacked] if is_list else convert(stacked)
-    return batch | {name: convert(values) for name, values in rows.columns.items()}
+    return batch | {name: _converted(values, convert) for name, values in rows.columns.items()}
+
+
+def _converted(values: Any, convert: Convert) -> Any:
+    """Arrays in any nesting, converted; Python values unchanged."""
+    if isinstance(values, list):
+        return [_converted(value, convert) for value in values]
+    if isinstance(values, dict):
+        return {name: _converted(value, convert) for name, value in values.items()}
+    return convert(values) if hasattr(values, "dtype") and values.ndim else values
 
 
 def _no_images(shape: ImageShape | None, is_normalized: Any) -> np.ndarray:
@@ -148,27 +159,25 @@ class BatchRows:
 
     count: int
     images: dict[str, list[Any]]
-    columns: dict[str, Any]  # arrays of all other columns
+    columns: dict[str, Any]  # arrays of all other columns; lists of rows that differ in shape
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the pixels."""
-        return sum(image.nbytes for images in self.images.values() for image in images)
 
     def take(self, rows: Any) -> BatchRows:
         """Select rows by number; of a range, columns are views too."""
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         images = {name: [arrays[row] for row in rows] for name, arrays in self.images.items()}
-        columns = {name: values[index] for name, values in self.columns.items()}
+        columns = {
+            name: [values[row] for row in rows] if isinstance(values, list) else values[index]
+            for name, values in self.columns.items()
+        }
         return BatchRows(len(rows), images, columns)
 
     def copied(self) -> BatchRows:
         """Copy the rows: a copy does not keep their partition in memory."""
         images = {name: [each.copy() for each in arrays] for name, arrays in self.images.items()}
-        columns = {name: values.copy() for name, values in self.columns.items()}
+        columns = {name: copy.deepcopy(values) for name, values in self.columns.items()}
         return BatchRows(self.count, images, columns)
 
     @classmethod
@@ -177,7 +186,7 @@ class BatchRows:
         if len(parts) == 1:
             return parts[0]
         columns = {
-            name: _concatenate([part.columns[name] for part in parts], name, backend)
+            name: _concatenate([part.columns[name] for part in parts], backend)
             for name in parts[0].columns
         }
         images = {
@@ -187,15 +196,31 @@ class BatchRows:
         return cls(sum(map(len, parts)), images, columns)
 
 
-def rows_of(frame: Any, image: str | None, backend: Backend) -> tuple[BatchRows, np.ndarray]:
+Where = Callable[[int], str]
+
+
+def rows_of(
+    frame: Any, image: str | None, backend: Backend, meta: Any, where: Where
+) -> tuple[BatchRows, np.ndarray]:
     """The rows of a partition that have an image in every image column, and their numbers.
 
-    The first image column is ``image``; None for a frame without images.
+    Parameters
+    ----------
+    frame
+        The partition.
+    image
+        The first image column; None for a frame without images.
+    backend
+        The backend of the frame.
+    meta
+        An empty frame of the declared dtypes.
+    where
+        Says in errors where a row of ``frame`` is from, given its number.
 
     Raises
     ------
     ArgumentError
-        If another column can't be an array.
+        If another column has values that its dtype can't hold, such as null integers.
     """
     names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
     names = list(dict.fromkeys(names if image is None else [image, *names]))
@@ -208,25 +233,81 @@ def rows_of(frame: Any, image: str | None, backend: Backend) -> tuple[BatchRows,
     if len(present) < len(frame):
         rows = rows.take(present)
         images = {name: [arrays[row] for row in present] for name, arrays in images.items()}
-    columns = {}
-    for name in rows.columns:
-        columns[name] = backend.values(rows[name])
-        if columns[name] is None:
-            raise ArgumentError(
-                f"iter_batches: column {name!r} has nulls, or lists of differing lengths, which no "
-                f"array can hold: leave it out with columns=, or drop these rows before, "
-                f"ddf[ddf[{name!r}].notnull()]"
-            )
+    columns = {
+        name: _column(rows[name], meta[name].dtype, backend, lambda row: where(int(present[row])))
+        for name in rows.columns
+    }
     return BatchRows(len(present), images, columns), present
 
 
-def _concatenate(parts: list[Any], name: str, backend: Backend) -> Any:
-    library = np if isinstance(parts[0], np.ndarray) else backend.numpy
-    # Without rows, the length of a part's lists is unknown (0), and no mismatch.
-    parts = [part for part in parts if len(part)] or parts[:1]
-    if len({part.shape[1:] for part in parts}) > 1:
+def _column(series: Any, dtype: Any, backend: Backend, where: Where) -> Any:
+    """A column in the form that its declared dtype has in each batch.
+
+    That is an array of one dtype, or a list of rows for lists, structs and Python objects.
+    """
+    name = series.name
+    if (kind := getattr(dtype, "kind", "")) in "iub":
+        _refuse_nulls(series, dtype, where)
+    if series.dtype != dtype and not isinstance(dtype, pd.CategoricalDtype):
+        try:
+            cast = series.astype(dtype)
+        except (TypeError, ValueError) as error:
+            raise _undeclared(series, dtype, f"{series.dtype} in {where(0)}") from error
+        if kind in "iub" and len(changed := np.flatnonzero(as_pandas(cast != series))):
+            row = int(changed[0])
+            raise _undeclared(series, dtype, f"{series.iloc[row]} in {where(row)}")
+        series = cast
+    if not backend.has_rows(dtype):
+        values = backend.values(series)
+        if values is None:
+            _refuse_nulls(series, dtype, where)
+        return values
+    try:
+        return backend.rows(series)
+    except NullsError:
+        row = next(row for row in range(len(series)) if _has_nulls(series.iloc[[row]], backend))
         raise ArgumentError(
-            f"iter_batches: the lists of column {name!r} differ in length from partition to "
-            "partition: leave it out with columns="
+            f"iter_batches: a list of column {name!r} has nulls among its numbers in {where(row)}, "
+            f"and {dtype} has no value for these: fill them before, or leave the column out with "
+            "columns="
+        ) from None
+
+
+def _refuse_nulls(series: Any, dtype: Any, where: Where) -> None:
+    missing = np.flatnonzero(as_pandas(series.isna()))
+    if len(missing):
+        name = series.name
+        raise ArgumentError(
+            f"iter_batches: column {name!r} has nulls, the first in {where(int(missing[0]))}, and "
+            f"{dtype} has no value for these: drop such rows before, "
+            f"ddf[ddf[{name!r}].notnull()], fill them, or leave the column out with columns="
         )
+
+
+def _undeclared(series: Any, dtype: Any, found: str) -> ArgumentError:
+    name = series.name
+    return ArgumentError(
+        f"iter_batches: column {name!r} is declared as {dtype}, and is {found}: convert it before, "
+        f"ddf.astype({{{name!r}: ...}}), or correct meta= of the function that made it"
+    )
+
+
+def _has_nulls(series: Any, backend: Backend) -> bool:
+    try:
+        backend.rows(series)
+    except NullsError:
+        return True
+    return False
+
+
+def as_pandas(column: Any) -> pd.Series:
+    """A column in memory as a pandas series."""
+    series: pd.Series = column if isinstance(column, pd.Series) else column.to_pandas()
+    return series
+
+
+def _concatenate(parts: list[Any], backend: Backend) -> Any:
+    if isinstance(parts[0], list):
+        return [row for part in parts for row in part]
+    library = np if isinstance(parts[0], np.ndarray) else backend.numpy
     return library.concatenate(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -201,10 +200,8 @@ def _in_shared_memory(batch: Any) -> Any:
     ClusterError
         If shared memory is full.
     """
-    values = batch.values() if isinstance(batch, dict) else [batch]
-    lists = (value if isinstance(value, (list, tuple)) else [value] for value in values)
-    for tensor in itertools.chain.from_iterable(lists):
-        if isinstance(tensor, torch.Tensor) and not tensor.is_cuda:
+    for tensor in _tensors(batch):
+        if not tensor.is_cuda:
             try:
                 tensor.share_memory_()
             except (RuntimeError, OSError) as error:
@@ -214,6 +211,15 @@ def _in_shared_memory(batch: Any) -> Any:
                     "--shm-size), or reduce batch_size, num_workers or prefetch_factor"
                 ) from error
     return batch
+
+
+def _tensors(batch: Any) -> Iterator[torch.Tensor]:
+    """All tensors in dicts, lists and tuples."""
+    if isinstance(batch, torch.Tensor):
+        yield batch
+    elif isinstance(batch, (Mapping, list, tuple)):
+        for value in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(value)
 
 
 def _share_cores() -> None:

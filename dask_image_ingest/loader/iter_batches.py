@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.decode import ImageShape, shape_text
@@ -59,6 +60,9 @@ _LEAST_HELD = 2
 _MOST_HELD = 256
 
 Item = TypeVar("Item")
+
+# Takes rows with images from a partition: `rows_of` with some of its arguments.
+RowsOf = Callable[..., tuple[BatchRows, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -181,6 +185,12 @@ class Batches:
         self._shape = first.shape if len(shapes) == 1 else None
         self._format = format
         self._backend = backend_of(first.meta)
+        metas = [rows.meta for rows in frames]
+        # Rows of several frames have one dtype.
+        meta = concat(metas) if len(metas) > 1 else first.meta
+        self._rows_of = functools.partial(
+            rows_of, image=self._image, backend=self._backend, meta=meta
+        )
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
         check_flag("drop_last", drop_last)
         self._drop_last = drop_last
@@ -424,12 +434,13 @@ class Batches:
             ahead = ReadAhead(((number, source.read(number)) for number in numbers), depth)
             try:
                 ahead.fill()
-                for _, future in ahead:
+                for number, future in ahead:
                     frame = future.result()
                     del future
                     at, length = skip, len(frame)
                     skip = 0
-                    rows, present = rows_of(frame, self._image, self._backend)
+                    describe = functools.partial(_row_of, source, number)
+                    rows, present = self._rows_of(frame, where=describe)
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
@@ -464,7 +475,7 @@ class Batches:
                 sources = [self._source_to_read(source) for source in self._sources]
                 readers = [
                     (_ReferenceReader if isinstance(source, ReferenceSource) else _PartitionReader)(
-                        stack.enter_context(source), counts, self._image, self._backend
+                        stack.enter_context(source), counts, self._rows_of, self._backend
                     )
                     for source, counts in zip(sources, self._counts, strict=True)
                 ]
@@ -561,11 +572,9 @@ class _Step(NamedTuple):
 class _Reader:
     """Reads rows of a frame by their numbers, and holds the partitions that are in use."""
 
-    def __init__(
-        self, source: Any, counts: np.ndarray, image: str | None, backend: Backend
-    ) -> None:
+    def __init__(self, source: Any, counts: np.ndarray, rows_of: RowsOf, backend: Backend) -> None:
         self._source = source
-        self._image = image
+        self._rows_of = rows_of
         self._backend = backend
         self._ends = np.cumsum(counts)
         self._starts = self._ends - counts
@@ -616,6 +625,14 @@ class _Reader:
     def _read(self, number: int) -> Any:
         return self._source.read(number)
 
+    def _describe(self, number: int) -> str:
+        partition = int(np.searchsorted(self._ends, number, "right"))
+        return _row_of(self._source, partition, number - int(self._starts[partition]))
+
+
+def _row_of(source: Source, partition: int, row: int) -> str:
+    return f"row {row} of {source.describe(partition)}"
+
 
 class _ReferenceReader(_Reader):
     """Decodes rows of references."""
@@ -632,8 +649,10 @@ class _ReferenceReader(_Reader):
 
         def result() -> tuple[BatchRows, np.ndarray]:
             frame = future.result()
-            batch, present = rows_of(frame, self._image, self._backend)
-            return batch, frame.index.to_numpy()[present]
+            place = frame.index.to_numpy()
+            numbers = rows.numbers[place] if len(rows.numbers) else place
+            batch, present = self._rows_of(frame, where=lambda row: self._describe(numbers[row]))
+            return batch, place[present]
 
         return result
 
@@ -656,7 +675,10 @@ class _PartitionReader(_Reader):
         return functools.partial(self._taken, parts, order)
 
     def _read(self, number: int) -> Any:
-        return _Partition(self._source.read(number), self._image, self._backend)
+        describe = functools.partial(_row_of, self._source, number)
+        return _Partition(
+            self._source.read(number), functools.partial(self._rows_of, where=describe)
+        )
 
     def _taken(
         self, parts: list[tuple[_Partition, np.ndarray]], order: np.ndarray
@@ -679,15 +701,15 @@ class _PartitionReader(_Reader):
 class _Partition:
     """A computed partition; its rows are taken when they are first asked for."""
 
-    def __init__(self, future: Future[Any], image: str | None, backend: Backend) -> None:
+    def __init__(self, future: Future[Any], rows_of: RowsOf) -> None:
         self._future: Future[Any] | None = future
-        self._make = functools.partial(rows_of, image=image, backend=backend)
+        self._rows_of = rows_of
 
     @functools.cached_property
     def _rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
         assert self._future is not None
         frame, self._future = self._future.result(), None
-        rows, present = self._make(frame)
+        rows, present = self._rows_of(frame)
         places = np.full(len(frame), -1)
         places[present] = np.arange(len(present))
         return rows, places

@@ -44,7 +44,7 @@ from dask_image_ingest.frames import (
     pixel_memory,
     this_machine,
 )
-from dask_image_ingest.loader.batch_format import rows_of
+from dask_image_ingest.loader.batch_format import as_pandas
 from dask_image_ingest.scheduler_plugin import client_that_computes
 
 
@@ -119,6 +119,11 @@ def _as_pixels(raw: memoryview) -> _Pixels | None:
 
 logger = logging.getLogger("dask_image_ingest")
 
+# The rows of an epoch are numbered. A shuffle on disk, or from worker to worker, brings them in
+# another order each time; and Dask would join small files of parquet to other partitions for each
+# choice of columns.
+_NUMBERED = {"dataframe.shuffle.method": "tasks", "optimization.tune.active": False}
+
 # Default read-ahead on a cluster: a partition for each thread, up to a number that bounds the
 # memory, and two more, so that no thread is idle until a finished partition is used.
 _EXTRA_PARTITIONS = 2
@@ -158,6 +163,10 @@ class Source:
         done.set_result(self._frame)
         return done
 
+    def describe(self, number: int) -> str:
+        """Name of a partition in errors."""
+        return "the frame"
+
     def counts(self) -> np.ndarray:
         """Rows of each partition: int64 (partitions,)."""
         return np.array([len(self._frame)], np.int64)
@@ -193,9 +202,7 @@ class LazySource(Source):
         # What the cluster is computing or holds for this source.
         self._futures: set[RemoteFuture] = set()
         self._secede()
-        # By tasks: a shuffle on disk, or from worker to worker, brings rows in another order each
-        # time, and the rows of an epoch are numbered.
-        with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+        with dask.config.set(_NUMBERED):
             unfused = frame.optimize(fuse=False).expr
             # Shuffle rows once, for all partitions: each partition is computed by itself, and would
             # otherwise run the whole shuffle again.
@@ -205,7 +212,8 @@ class LazySource(Source):
     def _prepare_graph(self, frame: Any) -> None:
         """Build the graph once, from which `read` cuts out the tasks of each partition."""
         self._rows = frame
-        optimized = frame.optimize()
+        with dask.config.set(_NUMBERED):
+            optimized = frame.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
         if self._client is None:
@@ -279,14 +287,15 @@ class LazySource(Source):
         if self._client is None:
             return self._threads.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
-        return self._fetch_later(future, functools.partial(self._describe, number))
+        return self._fetch_later(future, functools.partial(self.describe, number))
 
     def _fetch_later(self, future: RemoteFuture, describe: Callable[[], str]) -> Future[Any]:
         assert self._threads is not None
         self._futures.add(future)
         return self._threads.submit(self._fetch, future, describe)
 
-    def _describe(self, number: int) -> str:
+    def describe(self, number: int) -> str:
+        """Name of a partition in errors."""
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
 
@@ -311,8 +320,10 @@ class LazySource(Source):
         cheap = next((name for name in others if name not in images), self._frame.columns[0])
         meta = pd.Series([], dtype="int64")
         lengths = self._rows[[cheap]].map_partitions(_length, meta=meta)
-        counts: np.ndarray = lengths.compute(scheduler=self._scheduler).to_numpy(np.int64)
-        return counts
+        with dask.config.set(_NUMBERED):
+            counts = lengths.compute(scheduler=self._scheduler)
+        result: np.ndarray = counts.to_numpy(np.int64)
+        return result
 
     def row_bytes(self, number: int) -> float | None:
         """Decoded bytes of a row of a partition, on average; at least 1."""
@@ -325,9 +336,10 @@ class LazySource(Source):
         sizes = (
             self._rows[images]
             .partitions[number]
-            .map_partitions(_row_bytes, self._image, meta=pd.Series([], dtype="float64"))
+            .map_partitions(_row_bytes, meta=pd.Series([], dtype="float64"))
         )
-        return max(1.0, float(sizes.compute(scheduler=self._scheduler).iloc[0]))
+        with dask.config.set(_NUMBERED):
+            return max(1.0, float(sizes.compute(scheduler=self._scheduler).iloc[0]))
 
     @property
     def _scheduler(self) -> Any:
@@ -390,7 +402,7 @@ class ReferenceSource(LazySource):
             return self._gathering.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
         self._futures.add(future)
-        describe = functools.partial(self._describe, number)
+        describe = functools.partial(self.describe, number)
         return self._gathering.submit(self._fetch, future, describe)
 
     def row_bytes(self, number: int) -> float | None:
@@ -444,15 +456,9 @@ def _gather(parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray) -> A
     return rows.iloc[order].reset_index(drop=True)
 
 
-def as_pandas(column: Any) -> pd.Series:
-    """A column in memory as a pandas series."""
-    series: pd.Series = column if isinstance(column, pd.Series) else column.to_pandas()
-    return series
-
-
 def computed_column(frame: Any, name: str) -> pd.Series:
     """A column of all rows of a dask dataframe, in the order in which a source numbers them."""
-    with dask.config.set({"dataframe.shuffle.method": "tasks"}):
+    with dask.config.set(_NUMBERED):
         return as_pandas(frame[name].compute())
 
 
@@ -483,9 +489,12 @@ def _length(frame: Any) -> pd.Series:
     return pd.Series([len(frame)])
 
 
-def _row_bytes(frame: Any, image: str | None) -> pd.Series:
-    rows, _ = rows_of(frame, image, backend_of(frame))
-    return pd.Series([rows.nbytes / max(1, len(frame))])
+def _row_bytes(images: Any) -> pd.Series:
+    arrays = backend_of(images).arrays
+    nbytes = sum(
+        array.nbytes for name in images for array in arrays(images[name]) if array is not None
+    )
+    return pd.Series([nbytes / max(1, len(images))])
 
 
 def _refuse_remote(graph: Any) -> None:

@@ -5,6 +5,7 @@ Results are arrays of NumPy or CuPy, tensors, or lists. Numbers are cast if that
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,11 +15,22 @@ import pyarrow as pa
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import VALUE_TYPES, pixels_of
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import IMAGE, Backend, NewColumn, is_text, parse_type
+from dask_image_ingest.frames import (
+    IMAGE,
+    Backend,
+    NewColumn,
+    get_backend,
+    is_list,
+    is_text,
+    is_value,
+    parse_type,
+    tensor_type,
+)
+from dask_image_ingest.ops.arrow_rows import arrow_rows
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
-    """Parse the type of an output: a number, a string, bytes, a list of numbers, or an image.
+    """Parse the type of an output: a number, a string, bytes, a list, a struct, a tensor, an image.
 
     Raises
     ------
@@ -32,20 +44,36 @@ def output_type(name: str, given: Any) -> pa.DataType:
         type_ = parse_type(given)
     except (ValueError, TypeError, LookupError, RecursionError, pa.ArrowException):
         type_ = None
-    number = type_.value_type if type_ is not None and pa.types.is_list(type_) else type_
-    is_number = number is not None and (
-        pa.types.is_integer(number) or pa.types.is_floating(number) or pa.types.is_boolean(number)
-    )
-    if type_ is None or not (is_number or _is_text_or_bytes(type_)):
+    if type_ is None or not _is_supported(type_):
         raise ArgumentError(
             f"outputs={{{name!r}: {given!r}}}: choose 'float32', 'int64', 'bool' or another "
-            "number, 'string', 'binary', 'image', or a vector of numbers such as 'list<float32>'"
+            "number, 'string', 'binary', 'image', a list such as 'list<float32>', an array of one "
+            "shape such as 'float16[4, 64, 64]', or a struct such as "
+            "'struct<boxes: list<float32[4]>, name: string>'"
         )
-    return type_
+    return tensor_type(type_) or type_
+
+
+def _is_supported(type_: pa.DataType) -> bool:
+    if pa.types.is_struct(type_):
+        return all(_is_supported(field.type) for field in type_)
+    if tensor_type(type_) is not None:
+        return True
+    return _is_supported(type_.value_type) if is_list(type_) else _is_plain(type_)
+
+
+def _is_plain(type_: pa.DataType) -> bool:
+    return is_value(type_) or _is_text_or_bytes(type_)
 
 
 def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backend: Backend) -> Any:
-    """Check a result for ``count`` images: an array of the output's type, or a list of texts.
+    """Check a result for ``count`` images.
+
+    Returns
+    -------
+    array, list or pyarrow.Array
+        A rectangular array of the output's type on the backend's device; a list of strings or
+        bytes; an Arrow array, if rows are None, or nested, or differ in length.
 
     Raises
     ------
@@ -54,49 +82,135 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     """
     if _is_text_or_bytes(type_):
         values = _text_or_bytes(name, values, type_)
-        shape: tuple[int, ...] = (len(values),)
-    else:
-        if pa.types.is_list(type_) and isinstance(values, list) and any(v is None for v in values):
-            raise _not_numbers(name, values)
-        values = _numbers(name, values, np.dtype(_item_type(type_)), backend)
-        shape = values.shape
-    if not shape or shape[0] != count:
-        raise ArgumentError(
-            f"map_batches: the function gave {name!r} of shape {shape} for a batch of {count} "
-            "images; the first axis must have one value for each"
-        )
-    vector = pa.types.is_list(type_)
-    if len(shape) != 1 + vector:
-        item = "a vector" if vector else "a number"
-        instead = _type_name(type_.value_type) if vector else f"list<{_type_name(type_)}>"
-        raise ArgumentError(
-            f"map_batches: the function gave {name!r} of shape {shape}, and outputs= says that it "
-            f"is {item} for each image"
-            + (f": say outputs={{{name!r}: {instead!r}}}" if len(shape) in (1, 2) else "")
-        )
-    if _is_text_or_bytes(type_):
+        _check_count(name, (len(values),), count)
         return values
-    dtype = np.dtype(_item_type(type_))
-    lossy = first_lossy(values, dtype, backend.numpy)
-    if lossy is not None:
-        other = f"list<{values.dtype}>" if vector else values.dtype
-        raise ArgumentError(
-            f"map_batches: the function gave {lossy} in {name!r}, which {dtype} can't hold: say "
-            f"outputs={{{name!r}: '{other}'}}, or give values that it can"
+    if _has_rows(values, type_):
+        rows = list(values)
+        _check_count(name, (len(rows),), count)
+        return arrow_rows(name, rows, type_, functools.partial(_cast, name))
+    dtype, shape = _item(type_)
+    array = _numbers(name, values, dtype, backend)
+    _check_count(name, array.shape, count)
+    if array.ndim != 1 + len(shape) or any(
+        wanted not in (None, given) for wanted, given in zip(shape, array.shape[1:], strict=True)
+    ):
+        item = (
+            "a vector"
+            if shape == (None,)
+            else f"an array of shape {shape}"
+            if shape
+            else "a number"
         )
-    return backend.numpy.asarray(values.astype(dtype, copy=False))
+        type_name = f"{dtype}" if array.ndim == 1 else f"list<{dtype}>"
+        raise ArgumentError(
+            f"map_batches: the function gave {name!r} of shape {array.shape}, and outputs= says "
+            f"that it is {item} for each image"
+            + (f": say outputs={{{name!r}: {type_name!r}}}" if array.ndim in (1, 2) else "")
+        )
+    _check_exact(name, array, dtype, backend, is_vector=bool(shape))
+    return backend.numpy.asarray(array.astype(dtype, copy=False))
 
 
 def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
     """Concatenate the values of all batches of a partition; returned with their type."""
     if _is_text_or_bytes(type_):
         return [value for part in parts for value in part], type_
-    if len({part.shape[1:] for part in parts}) > 1:
+    if not parts:
+        if not _is_rectangular(type_):
+            return pa.array([], type_), type_
+        dtype, shape = _item(type_)
+        return np.empty((0, *(length or 0 for length in shape)), dtype), type_
+    is_arrow = any(isinstance(part, pa.Array) for part in parts)
+    if is_arrow or len({part.shape[1:] for part in parts}) > 1:
+        cast = functools.partial(_cast, name)
+        arrays = [
+            part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_, cast)
+            for part in parts
+        ]
+        return pa.concat_arrays(arrays), type_
+    return backend.numpy.concatenate(parts), type_
+
+
+def _is_rectangular(type_: pa.DataType) -> bool:
+    """True if the values of a batch can be one array."""
+    is_vector = pa.types.is_list(type_) and is_value(type_.value_type)
+    return is_value(type_) or is_vector or tensor_type(type_) is not None
+
+
+def _item(type_: pa.DataType) -> tuple[np.dtype, tuple[int | None, ...]]:
+    """NumPy dtype and shape of each value; None for any length."""
+    if (tensors := tensor_type(type_)) is not None:
+        return np.dtype(tensors.value_type.to_pandas_dtype()), tuple(tensors.shape)
+    if pa.types.is_list(type_):
+        return np.dtype(type_.value_type.to_pandas_dtype()), (None,)
+    return np.dtype(type_.to_pandas_dtype()), ()
+
+
+def _has_rows(values: Any, type_: pa.DataType) -> bool:
+    """True if the values are taken row by row: they can't be one array."""
+    is_sequence = isinstance(values, (list, tuple))
+    if not _is_rectangular(type_):
+        if not is_sequence and not hasattr(values, "__array__"):
+            raise _not_rows(values, type_)
+        return True
+    if not is_sequence and getattr(getattr(values, "dtype", None), "kind", "") != "O":
+        return False
+    if any(value is None for value in values):
+        return not pa.types.is_floating(type_)
+    if pa.types.is_list(type_) and any(_has_none(value) for value in values):
+        return True
+    return pa.types.is_list(type_) and len({_length(value) for value in values}) > 1
+
+
+def _has_none(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and any(item is None for item in value)
+
+
+def _length(value: Any) -> int | None:
+    return len(value) if hasattr(value, "__len__") else None
+
+
+def _not_rows(values: Any, type_: pa.DataType) -> ArgumentError:
+    return ArgumentError(
+        f"map_batches: the function gave {shown(values)}, and outputs= says {type_}: give a list "
+        "with one value for each image"
+    )
+
+
+def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
+    if not shape or shape[0] != count:
         raise ArgumentError(
-            f"map_batches: the vectors of {name!r} differ in length from batch to batch"
+            f"map_batches: the function gave {name!r} of shape {shape} for a batch of {count} "
+            "images; the first axis must have one value for each"
         )
-    empty = np.empty((0, 0) if pa.types.is_list(type_) else 0, _item_type(type_))
-    return backend.numpy.concatenate(parts) if parts else empty, type_
+
+
+def _check_exact(
+    name: str, values: Any, dtype: np.dtype, backend: Backend, is_vector: bool = False
+) -> None:
+    lossy = first_lossy(values, dtype, backend.numpy)
+    if lossy is not None:
+        other = f"list<{values.dtype}>" if is_vector else values.dtype
+        raise ArgumentError(
+            f"map_batches: the function gave {lossy} in {name!r}, which {dtype} can't hold: say "
+            f"outputs={{{name!r}: '{other}'}}, or give values that it can"
+        )
+
+
+def _cast(name: str, values: Any, dtype: np.dtype) -> np.ndarray:
+    """Numbers as an array of a dtype, on the host.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    host = get_backend("pandas")
+    is_list = isinstance(values, (list, tuple))
+    values = [_on_host(value) for value in values] if is_list else _on_host(values)
+    array = _numbers(name, values, dtype, host)
+    _check_exact(name, array, dtype, host)
+    result: np.ndarray = array.astype(dtype, copy=False)
+    return result
 
 
 def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
@@ -157,14 +271,6 @@ def _not_numbers(name: str, values: Any) -> ArgumentError:
         f"map_batches: the function gave {shown(values)} as {name!r}, which is no array of "
         "numbers: give a number for each image, or for each a vector, all of one length"
     )
-
-
-def _type_name(type_: pa.DataType) -> str:
-    return str(np.dtype(type_.to_pandas_dtype()))
-
-
-def _item_type(type_: pa.DataType) -> Any:
-    return (type_.value_type if pa.types.is_list(type_) else type_).to_pandas_dtype()
 
 
 def _is_text_or_bytes(type_: pa.DataType) -> bool:
@@ -259,7 +365,7 @@ def _first(array: Any, mask: Any) -> Any:
 
 
 def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
-    """Check a result of images: a list with an array (height, width, channels) for each.
+    """Check a result of images: a list with an array (height, width, channels) or None for each.
 
     Raises
     ------
@@ -267,7 +373,7 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
     """
     if isinstance(values, (list, tuple)):
         given, advice = f"a list of {len(values)}", ""
-        images = [as_array(value, backend) for value in values]
+        images = [None if value is None else as_array(value, backend) for value in values]
         fits = len(values) == count
     else:
         batch = as_array(values, backend)
@@ -281,9 +387,11 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
             f"channels){advice}"
         )
     for image in images:
-        is_value = image.dtype in VALUE_TYPES.values()
-        if image.ndim != 3 or not is_value or not image.size:
-            cast = "" if is_value else "; image.clip(0, 255).astype('uint8') makes them"
+        if image is None:
+            continue
+        has_values = image.dtype in VALUE_TYPES.values()
+        if image.ndim != 3 or not has_values or not image.size:
+            cast = "" if has_values else "; image.clip(0, 255).astype('uint8') makes them"
             raise ArgumentError(
                 f"map_batches: the function gave an image of shape {image.shape} and type "
                 f"{image.dtype} in {name!r}: images are (height, width, channels) of uint8, uint16 "
@@ -300,7 +408,7 @@ def with_image_column(
     frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
 ) -> Any:
     """Add a column of images for ``rows``, null in all other rows."""
-    by_row = dict(zip(rows, images, strict=True))
+    by_row = {row: image for row, image in zip(rows, images, strict=True) if image is not None}
     errors = [None if row in by_row else "missing" for row in range(len(frame))]
     # An empty frame may be the meta, which a client without a GPU builds: don't use CuPy.
     library = backend.numpy if len(frame) else np

@@ -171,16 +171,16 @@ def _first_shape(first: Any, image: str) -> tuple[int, ...] | None:
 
 
 def vectors(frame: Any, column: str, first: Any = None) -> Any:
-    """A column of lists of a pandas or cuDF frame as an array (n, length).
+    """A column of lists or arrays of a pandas or cuDF frame as an array (n, ...).
 
-    ``first`` is a frame with the first list of any partition, whose length is required.
+    ``first`` is a frame with the first row of any partition, whose shape is required.
     """
     if not is_column(column, frame.columns):
         raise ArgumentError(f"the frame has no column {column!r}")
     check_unique([column], frame.columns)
     backend = backend_of(frame)
     values = backend.values(frame[column])
-    if values is not None and (values.ndim != 2 or values.dtype.kind not in "biuf"):
+    if values is not None and (values.ndim < 2 or values.dtype.kind not in "biuf"):
         raise ArgumentError(f"column {column!r} is no column of lists of numbers")
     if values is None:
         raise ArgumentError(
@@ -188,14 +188,14 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
             f"frame[frame[{column!r}].notnull()]"
         )
     first_list = None if first is None else backend.values(first[column])
-    length = None
-    if first_list is not None and len(first_list) and first_list.ndim == 2:
-        length = first_list.shape[1]
+    shape = None if first_list is None or not len(first_list) else first_list.shape[1:]
+    if shape is None:
+        return values
     if len(values) == 0:
-        return values.reshape(0, length or 0)
-    if length not in (None, values.shape[1]):
+        return values.reshape(0, *shape)
+    if shape != values.shape[1:]:
         raise ArgumentError(
-            f"the lists of {column!r} differ in length, {length} in one partition and "
+            f"the lists of {column!r} differ in length, {shape[0]} in one partition and "
             f"{values.shape[1]} in another"
         )
     return values

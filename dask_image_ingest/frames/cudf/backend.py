@@ -41,6 +41,7 @@ from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
 from dask_image_ingest.frames.pandas_backend import stack_views
+from dask_image_ingest.frames.row_values import row_values
 
 # Share of a GPU's memory for a partition, as in dask_cudf's readers.
 _PARTITION_SHARE = 1 / 32
@@ -148,6 +149,13 @@ class CudfBackend:
             return None if series.null_count else series.to_cupy()
         return np.array(series.to_arrow().to_pylist(), object)
 
+    def has_rows(self, dtype: Any) -> bool:
+        return isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)) and not is_bytes_dtype(dtype)
+
+    def rows(self, series: cudf.Series) -> list[Any]:
+        column = typed(series.to_arrow(), series.dtype)
+        return [_on_device(row) for row in row_values(column)]
+
     def normalized(
         self, images: Sequence[cupy.ndarray], scale: np.ndarray, shift: np.ndarray
     ) -> cupy.ndarray:
@@ -166,6 +174,11 @@ class CudfBackend:
     def partition_memory(self) -> int:
         """1/32 of the smallest GPU's memory."""
         return int(_gpu_memory() * _PARTITION_SHARE)
+
+
+def _on_device(row: Any) -> Any:
+    is_numeric = isinstance(row, np.ndarray) and row.dtype.kind in "biuf"
+    return cupy.asarray(row) if is_numeric else row
 
 
 def _list_values(series: cudf.Series) -> Any:

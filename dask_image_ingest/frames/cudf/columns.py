@@ -268,6 +268,13 @@ def _empty_column(type_: pa.DataType) -> plc.Column:
 
 def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataType) -> plc.Column:
     """Column of ``values`` at ``rows``; other rows are null."""
+    if isinstance(values, pa.Array):
+        positions = np.zeros(length, np.int64)
+        positions[rows] = np.arange(len(rows))
+        is_null = np.ones(length, bool)
+        is_null[rows] = False
+        by_position = values.take(pa.array(positions, mask=is_null))
+        return plc.Column.from_arrow(as_stored(by_position))
     if isinstance(values, list):
         by_row: list[Any] = [None] * length
         for row, value in zip(rows, values, strict=True):
