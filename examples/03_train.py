@@ -66,11 +66,10 @@ def main(folder: str = "demo-data") -> None:
         start=position or 0,
         num_workers=0 if device == "cuda" else 2,
     )
-    first, done = (position[0], position[1] // BATCH) if position else (0, 0)
-    for epoch in range(first, EPOCHS):
+    for epoch in range(position[0] if position else 0, EPOCHS):
         loader.dataset.set_epoch(epoch)
         losses, right, seen = [], 0, 0
-        for step, batch in enumerate(loader, done + 1):
+        for step, batch in enumerate(loader, 1):
             labels = batch["cls"].to(device)
             scores = model(batch["image"].to(device))
             loss = nn.functional.cross_entropy(scores, labels)
@@ -84,7 +83,6 @@ def main(folder: str = "demo-data") -> None:
                 # Workers are ahead of the model: only this loop knows how many batches it has seen.
                 position = list(loader.dataset.position_after(step))
                 store(stored, network, optimizer, position)
-        done = 0
         if is_first and losses:
             mean = sum(losses) / len(losses)
             print(f"epoch {epoch + 1}: loss {mean:.2f}, {right} of {seen} right")

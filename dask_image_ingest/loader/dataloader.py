@@ -50,6 +50,8 @@ class TorchDataset(IterableDataset):
         # Where the next iteration begins, and whether this is the worker's own position.
         self._start = parse_start(start)
         self._is_own = False
+        # Where the latest iteration began.
+        self._begun: Any = self._start
         if isinstance(self._start, Position):
             self._shared_epoch[0] = self._start.epoch
         self._share = share
@@ -71,7 +73,7 @@ class TorchDataset(IterableDataset):
         _share_cores()
         self._iterated = self._epoch
         self._batches = self._iterate(self._start)
-        self._start = 0
+        self._begun, self._start = self._start, 0
         return self._batches if get_worker_info() is None else map(_in_shared_memory, self._batches)
 
     def __next__(self) -> Any:
@@ -91,20 +93,20 @@ class TorchDataset(IterableDataset):
         return (self._batches or self._iterate(self._start)).position
 
     def position_after(self, steps: int) -> Position:
-        """Position after so many batches of this epoch: an argument ``start=``.
+        """Position after so many batches of the latest loop: an argument ``start=``.
 
         Workers read ahead: only the training process knows how many batches it has used.
 
         Parameters
         ----------
         steps
-            Batches since the beginning of the epoch.
+            Batches of this rank since the loop began.
 
         Returns
         -------
         Position
         """
-        return self._iterate(0).position_after(steps)
+        return self._iterate(self._begun).position_after(steps)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next iteration be another epoch: another order, and other augmentations."""

@@ -249,7 +249,7 @@ class Batches:
         return Position(self._epoch, row, self._schedule.shuffle, plan.length, plan.digest())
 
     def position_after(self, steps: int) -> Position:
-        """Position after so many batches of each rank, since the beginning of the epoch.
+        """Position after so many batches of each rank, counted from ``start=``.
 
         Use it where worker processes read ahead, so that nobody knows their place.
 
@@ -263,17 +263,20 @@ class Batches:
         Position
         """
         steps = whole_number("steps", steps, 0, "pass the number of batches")
-        return self._position_at(self._plan.after(0, steps))
+        return self._position_at(self._plan.after(self._first_row, steps))
+
+    @property
+    def _first_row(self) -> int:
+        """The row of the epoch at which the first iteration begins."""
+        if isinstance(self._start, Position):
+            return self._start.row
+        return self._after(0, self._start)
 
     @property
     def _next_row(self) -> int:
         """The row of the next step of this process."""
         if self._row is None:
-            if isinstance(self._start, Position):
-                begin = self._start.row
-            else:
-                begin = self._after(0, self._start)
-            self._row = self._after(begin, self._share.worker)
+            self._row = self._after(self._first_row, self._share.worker)
         return self._row
 
     def _after(self, row: int, steps: int) -> int:
