@@ -80,6 +80,6 @@ def test_training_learns(tmp_path):
     assert finished.returncode == 0, finished.stderr
     losses = [float(loss) for loss in re.findall(r"loss (\d+\.\d+)", finished.stdout)]
     seen = re.findall(r"of (\d+) right", finished.stdout)
-    assert set(seen) == {"48"}  # of 51: full steps only
+    assert set(seen) <= {"47", "48"}  # of 51: full steps only, one with a bad image or none
     assert losses[-1] < losses[0] / 1.5
     assert (tmp_path / "demo-data" / "trained.pt").exists()
