@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -57,7 +57,13 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import find_indexes, parse_index
-from dask_image_ingest.storage import Listings, Shard, find_shards, with_pipes_allowed
+from dask_image_ingest.storage import (
+    Listings,
+    Shard,
+    find_shards,
+    searches_of,
+    with_pipes_allowed,
+)
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 
 
@@ -284,7 +290,9 @@ def read_webdataset_images(
         other_images=others,
     )
     index_source = parse_index(index)
+    paths = list(paths) if isinstance(paths, Iterator) else paths
     shards = find_shards(paths, storage_options)
+    searches = searches_of(paths, shards)
     listings: Listings = {}
     shards = with_sidecars(shards, sidecar, storage_options, listings)
     indexes = find_indexes(shards, index_source, storage_options, listings)
@@ -314,9 +322,9 @@ def read_webdataset_images(
         for url, index in indexes.items()
     )
     token = tokenize(
-        fingerprint_of(shards), columns_token, options, largest, together, index_versions
+        fingerprint_of(shards), columns_token, options, largest, together, index_versions, searches
     )
-    dataset = Dataset(partitions, tuple(shards), schema, options, token)
+    dataset = Dataset(partitions, tuple(shards), schema, options, searches, token)
     return new_collection(read_of(dataset, selected, predicate, decode))
 
 
