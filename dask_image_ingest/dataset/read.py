@@ -186,9 +186,9 @@ def read_webdataset_images(
         ``"auto"`` adds the columns of the parquet file beside each shard (``00000.parquet`` for
         ``00000.tar``), as img2dataset and :func:`to_webdataset` write it, joined by its column
         ``key`` or ``__key__``. The files are found by one listing per folder, the same as indexes.
-        Shards without a file have nulls, and so have shards whose file has no such column or
-        repeats a key, with a warning. ``"parquet"``: as that, but such shards are an error. None or
-        False: no such columns. See Notes.
+        Shards without a file have nulls, and so have shards whose file has no such column, repeats
+        a key, or is no parquet file, with a warning. ``"parquet"``: as that, but such shards are an
+        error. None or False: no such columns. See Notes.
     allow_pipes
         Whether paths may be commands: ``"pipe:curl -s https://host/{00..99}.tar"`` is run by the
         shell, as in webdataset, once per partition that is read. A partition is then a whole shard,

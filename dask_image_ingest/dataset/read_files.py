@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -23,6 +24,9 @@ from dask_image_ingest.dataset.references.fetch import field_of, references_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, reference_columns
 from dask_image_ingest.storage import PARQUET, Search, inside, refuse_sources
+
+# Dask searches hidden folders, too.
+_OF_DASK = replace(PARQUET, hidden=())
 
 
 def files_read(frame: Any) -> set[str]:
@@ -82,7 +86,7 @@ def _searches(expr: Any) -> Iterator[Search]:
         elif isinstance(step, dx.ReadParquet):
             paths = step.path if isinstance(step.path, (list, tuple)) else [step.path]
             for path in paths:
-                yield Search(_url_of(_file_system(step), os.fspath(path)), PARQUET)
+                yield Search(_url_of(_file_system(step), os.fspath(path)), _OF_DASK)
 
 
 def _referred_to(read: Any) -> Iterator[str]:

@@ -31,7 +31,12 @@ from dask_image_ingest.storage.output.swap import (
     replacement_of,
     swap,
 )
-from dask_image_ingest.storage.parquet_file import ParquetSource, RowSpan, open_parquet
+from dask_image_ingest.storage.parquet_file import (
+    NotParquetError,
+    ParquetSource,
+    RowSpan,
+    open_parquet,
+)
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
@@ -84,6 +89,7 @@ __all__ = [
     "LazyBytes",
     "Listings",
     "MemoryReader",
+    "NotParquetError",
     "OutputStore",
     "ParquetSource",
     "ReaderFile",
