@@ -317,6 +317,8 @@ def _scheduler_of(client: Client) -> str:
 async def _check_later(client: Client) -> None:
     try:
         answers = await _check(client)
+        checked = {"answered": [*answers.found], "unfit": answers.unfit}
+        await client.log_event(_CHECKED, checked)
     except ClusterError as error:
         _checked.pop(client, None)
         warnings.warn(str(error), stacklevel=1)
@@ -326,7 +328,6 @@ async def _check_later(client: Client) -> None:
             raise
         return  # it was closed meanwhile
     _warn_of(answers.silent)
-    await client.log_event(_CHECKED, {"answered": [*answers.found], "unfit": answers.unfit})
     if answers.unfit:
         _checked.pop(client, None)
         warnings.warn(_refusal(client, answers.unfit), stacklevel=1)

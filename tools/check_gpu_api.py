@@ -82,9 +82,9 @@ INSTANCES = {
         "new_pipeline.pipeline_class": "class nvidia.dali.Pipeline",
     },
     "dask_image_ingest/decode/transform.py": {
-        "_build.fn": "class nvidia.dali.fn",
+        "graph.fn": "class nvidia.dali.fn",
         "_build.pipeline": "nvidia.dali.Pipeline",
-        "_build.types": "class nvidia.dali.types",
+        "graph.types": "class nvidia.dali.types",
         "_check_output.images": _BATCH,
         "_check_output.types": "class nvidia.dali.types",
         "_labels.image": "nvidia.dali.backend.TensorGPU",

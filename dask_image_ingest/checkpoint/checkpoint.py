@@ -64,8 +64,9 @@ def checkpoint(
     FunctionError
         If a function has no token that is the same in every process: pass ``version``.
     ExportError
-        If the folder has results of another query, or files that the frame reads; if it cannot be
-        written, or another process is writing to it.
+        If the folder has results of another query, or files that the frame reads; if its next read
+        would find the results; if the folder cannot be written, or another process is writing to
+        it.
     ShardError
         If a shard cannot be read, or changes meanwhile.
 

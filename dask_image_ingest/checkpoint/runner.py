@@ -30,7 +30,7 @@ from dask_image_ingest.checkpoint.query import (
 from dask_image_ingest.checkpoint.stored_frame import ReadStored, StoredFrame
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import Partition, Scan, files_read, warn_user
+from dask_image_ingest.dataset import Partition, Scan, files_read, searches_of_frame, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.storage import (
@@ -65,7 +65,13 @@ def run_checkpoint(
     ExportError
         If the folder has results of another query, cannot be written, or has another writer.
     """
-    refuse_sources(files_read(query.expr), writer="checkpoint", folder=output.url)
+    refuse_sources(
+        files_read(query.expr),
+        (output.locate(part_name(query.digest, split)) for split in query.splits),
+        "checkpoint",
+        searches=searches_of_frame(query.expr),
+        folder=output.url,
+    )
     manifest = read_manifest(output)
     if manifest.is_of(query) and not overwrite:
         # Without the lock: most calls find everything stored.

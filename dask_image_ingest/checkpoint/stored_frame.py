@@ -18,11 +18,12 @@ from dask_image_ingest.dataset import (
     ShardSplit,
     files_read,
     partition_sources,
+    searches_of_frame,
     unversioned,
 )
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns, with_urls
-from dask_image_ingest.storage import OutputStore, Shard
+from dask_image_ingest.storage import OutputStore, Search, Shard
 from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 
@@ -110,6 +111,11 @@ class ReadStored(KeepsResults):
         output, parts = self.stored.output, self.stored.parts
         own = (output.locate(part) for part in parts if part is not None)
         return {*own, *files_read(self.stored.made_of)}
+
+    @property
+    def searches(self) -> set[Search]:
+        """Those of the query whose results are stored."""
+        return searches_of_frame(self.stored.made_of)
 
     @property
     def made_of(self) -> Any:

@@ -32,7 +32,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ScanTables,
 )
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
-from dask_image_ingest.dataset.read_files import files_of_rows, files_read
+from dask_image_ingest.dataset.read_files import files_of_rows, files_read, searches_of_frame
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.references.chunks import (
     ChunkedMap,
@@ -127,6 +127,7 @@ __all__ = [
     "reference_rows",
     "references_of",
     "references_of_locations",
+    "searches_of_frame",
     "shard_of_partition",
     "unfused",
     "unversioned",

@@ -40,7 +40,14 @@ from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.storage import FileKind, Shard, common_root, find_shards, folders_in
+from dask_image_ingest.storage import (
+    FileKind,
+    Shard,
+    common_root,
+    find_shards,
+    folders_in,
+    searches_of,
+)
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
 _IMAGES: Final = FileKind("image file", (), hidden=(".",), single=True)
@@ -204,8 +211,10 @@ def read_images(
     selected = chosen_columns(columns, types, decode)
     predicate = parse_filters(filters, types)
     partitions = _partitions(_rows(files, options, every), options, largest)
-    token = tokenize(fingerprint_of(files), options, [len(each) for each in partitions])
-    dataset = Dataset(partitions, tuple(files), schema, options, token)
+    searches = searches_of(paths, files, kind)
+    rows = [len(each) for each in partitions]
+    token = tokenize(fingerprint_of(files), options, rows, searches)
+    dataset = Dataset(partitions, tuple(files), schema, options, searches, token)
     return new_collection(read_of(dataset, selected, predicate, decode))
 
 

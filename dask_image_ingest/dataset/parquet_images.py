@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Literal
 
 import pyarrow as pa
 from dask.base import tokenize
@@ -42,9 +42,14 @@ from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_dec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.storage import FileKind, Shard, find_shards, open_parquet, refuse_unfinished
-
-_PARQUET: Final = FileKind("parquet file", (".parquet", ".parq", ".pq"))
+from dask_image_ingest.storage import (
+    PARQUET,
+    Shard,
+    find_shards,
+    open_parquet,
+    refuse_unfinished,
+    searches_of,
+)
 
 # Decoded bytes per encoded byte if they are not resized, about that of photographs as JPEG.
 _EXPANSION = 10
@@ -159,7 +164,9 @@ def read_parquet_images(
         for each in (decoding, *(other.decoding for other in others)):
             refuse_decoding(each, errors)
     largest = parse_partition_size(partition_size, backend_)
-    files = find_shards(paths, storage_options, _PARQUET)
+    paths = list(paths) if isinstance(paths, Iterator) else paths
+    files = find_shards(paths, storage_options, PARQUET)
+    searches = searches_of(paths, files, PARQUET)
     refuse_unfinished(file.url for file in files)
     with open_parquet(files[0], storage_options) as first:
         file_schema, rows = first.schema_arrow, first.metadata.num_rows
@@ -185,8 +192,8 @@ def read_parquet_images(
     selected = chosen_columns(columns, types, decode)
     predicate = parse_filters(filters, types)
     partitions = _partitions(files, rows, options, largest)
-    token = tokenize(fingerprint_of(files), str(schema), options, partitions)
-    dataset = Dataset(partitions, tuple(files), schema, options, token)
+    token = tokenize(fingerprint_of(files), str(schema), options, partitions, searches)
+    dataset = Dataset(partitions, tuple(files), schema, options, searches, token)
     return new_collection(read_of(dataset, selected, predicate, decode))
 
 

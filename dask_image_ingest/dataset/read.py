@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -57,7 +57,13 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import find_indexes, parse_index
-from dask_image_ingest.storage import Listings, Shard, find_shards, with_pipes_allowed
+from dask_image_ingest.storage import (
+    Listings,
+    Shard,
+    find_shards,
+    searches_of,
+    with_pipes_allowed,
+)
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 
 
@@ -180,9 +186,9 @@ def read_webdataset_images(
         ``"auto"`` adds the columns of the parquet file beside each shard (``00000.parquet`` for
         ``00000.tar``), as img2dataset and :func:`to_webdataset` write it, joined by its column
         ``key`` or ``__key__``. The files are found by one listing per folder, the same as indexes.
-        Shards without a file have nulls, and so have shards whose file has no such column or
-        repeats a key, with a warning. ``"parquet"``: as that, but such shards are an error. None or
-        False: no such columns. See Notes.
+        Shards without a file have nulls, and so have shards whose file has no such column, repeats
+        a key, or is no parquet file, with a warning. ``"parquet"``: as that, but such shards are an
+        error. None or False: no such columns. See Notes.
     allow_pipes
         Whether paths may be commands: ``"pipe:curl -s https://host/{00..99}.tar"`` is run by the
         shell, as in webdataset, once per partition that is read. A partition is then a whole shard,
@@ -284,7 +290,9 @@ def read_webdataset_images(
         other_images=others,
     )
     index_source = parse_index(index)
+    paths = list(paths) if isinstance(paths, Iterator) else paths
     shards = find_shards(paths, storage_options)
+    searches = searches_of(paths, shards)
     listings: Listings = {}
     shards = with_sidecars(shards, sidecar, storage_options, listings)
     indexes = find_indexes(shards, index_source, storage_options, listings)
@@ -314,9 +322,9 @@ def read_webdataset_images(
         for url, index in indexes.items()
     )
     token = tokenize(
-        fingerprint_of(shards), columns_token, options, largest, together, index_versions
+        fingerprint_of(shards), columns_token, options, largest, together, index_versions, searches
     )
-    dataset = Dataset(partitions, tuple(shards), schema, options, token)
+    dataset = Dataset(partitions, tuple(shards), schema, options, searches, token)
     return new_collection(read_of(dataset, selected, predicate, decode))
 
 

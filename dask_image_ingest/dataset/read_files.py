@@ -1,8 +1,16 @@
-"""The files that a frame reads, so that no writer writes or removes one of them."""
+"""The files that a frame reads, so that no writer writes or removes one of them.
+
+Nor does a writer add to them, where the frame has searched a folder or a glob. Dask's
+``to_parquet`` is such a writer, too: with ``overwrite=True`` it empties its folder first.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import inspect
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -11,9 +19,14 @@ import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset.plan.base_nodes import Read
+from dask_image_ingest.dataset.plan.base_nodes import ImageNode, Read
 from dask_image_ingest.dataset.references.fetch import field_of, references_of
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, reference_columns
+from dask_image_ingest.storage import PARQUET, Search, inside, refuse_sources
+
+# Dask searches hidden folders, too.
+_OF_DASK = replace(PARQUET, hidden=())
 
 
 def files_read(frame: Any) -> set[str]:
@@ -39,16 +52,47 @@ def files_of_rows(frame: Any) -> set[str]:
 
 
 def _files_read(expr: Any) -> Iterator[str]:
-    for step in expr.walk():
-        if isinstance(step, dx.Fused):
-            yield from _files_read(step.exprs[0])
-        elif isinstance(step, Read):
+    for step in _steps(expr):
+        if isinstance(step, Read):
             yield from step.files_read
         elif isinstance(step, dx.ReadParquet):
             yield from _of_dask(step)
         elif isinstance(step, (dx.FromGraph, dx.FromPandas)) and _may_refer(step._meta):
-            rows = dx.new_collection(step).map_partitions(_as_frame, meta={"url": "object"})
-            yield from rows.compute()["url"]
+            yield from _referred_to(step)
+
+
+def _steps(expr: Any) -> Iterator[Any]:
+    """The operations of a query, also of one that is optimized."""
+    for step in expr.walk():
+        if isinstance(step, dx.Fused):
+            yield from _steps(step.exprs[0])
+        else:
+            yield step
+
+
+def searches_of_frame(frame: Any) -> set[Search]:
+    """The folders and globs where a frame, or its query, has found the files that it reads.
+
+    Empty for rows in memory.
+    """
+    expr = frame.expr if isinstance(frame, FrameBase) else frame
+    return set(_searches(expr)) if isinstance(expr, dx.Expr) else set()
+
+
+def _searches(expr: Any) -> Iterator[Search]:
+    for step in _steps(expr):
+        if isinstance(step, Read):
+            yield from step.searches
+        elif isinstance(step, dx.ReadParquet):
+            paths = step.path if isinstance(step.path, (list, tuple)) else [step.path]
+            for path in paths:
+                yield Search(_url_of(_file_system(step), os.fspath(path)), _OF_DASK)
+
+
+def _referred_to(read: Any) -> Iterator[str]:
+    """The files that the rows of an expression refer to, all of which are read for that."""
+    rows = dx.new_collection(read).map_partitions(_as_frame, meta={"url": "object"})
+    yield from rows.compute()["url"]
 
 
 def _as_frame(rows: Any) -> Any:
@@ -62,12 +106,64 @@ def _may_refer(meta: Any) -> bool:
 
 def _of_dask(read: Any) -> Iterator[str]:
     """The files of a read of Dask's own."""
-    info = read._dataset_info
-    fs = info.get("fs") or read.fs
+    info, fs = read._dataset_info, _file_system(read)
     files = info["ds"].files if "ds" in info else [file.path for file in info["all_files"]]
-    fs = getattr(getattr(fs, "handler", None), "fs", fs)
     for path in files:
-        if hasattr(fs, "unstrip_protocol"):
-            yield fs.unstrip_protocol(path)
-        else:
-            yield path if fs.type_name == "local" else f"{fs.type_name}://{path}"
+        yield _url_of(fs, path)
+
+
+def _file_system(read: Any) -> Any:
+    return read._dataset_info.get("fs") or read.fs
+
+
+def _url_of(fs: Any, path: str) -> str:
+    """The URL of a path, or its absolute path, in a file system of fsspec or Arrow."""
+    if "://" in path:
+        return path
+    fs = getattr(getattr(fs, "handler", None), "fs", fs)
+    if hasattr(fs, "unstrip_protocol"):
+        return str(fs.unstrip_protocol(path))
+    return os.path.abspath(path) if fs.type_name == "local" else f"{fs.type_name}://{path}"
+
+
+def _refuses_sources(to_parquet: Callable[..., Any]) -> Callable[..., Any]:
+    """Dask's ``to_parquet``, which refuses a folder of files that the frame reads."""
+    signature = inspect.signature(to_parquet)
+
+    @functools.wraps(to_parquet)
+    def to_parquet_elsewhere(df: Any, path: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(df, FrameBase) and any(map(_reads_images, _steps(df.expr))):
+            given = signature.bind(df, path, *args, **options)
+            given.apply_defaults()
+            _refuse_folder(df, os.fspath(path), given.arguments)
+        return to_parquet(df, path, *args, **options)
+
+    return to_parquet_elsewhere
+
+
+def _reads_images(step: Any) -> bool:
+    sources = (dx.FromGraph, dx.FromPandas, dx.ReadParquet)
+    return isinstance(step, ImageNode) or (isinstance(step, sources) and _may_refer(step._meta))
+
+
+def _refuse_folder(frame: Any, path: str, options: dict[str, Any]) -> None:
+    fs = options["filesystem"]
+    url = path if isinstance(fs, str) or fs is None else _url_of(fs, path)
+    name_of = options["name_function"] or "part.{}.parquet".format
+    # What is appended has other names, and is asked for.
+    numbers = [] if options["append"] else range(frame.npartitions)
+    sources = files_read(frame)
+    if options["overwrite"]:  # before any row is read, so what tables refer to is asked first
+        tables = (each for each in _steps(frame.expr) if isinstance(each, dx.ReadParquet))
+        sources.update(*(_referred_to(table) for table in tables if _may_refer(table._meta)))
+    refuse_sources(
+        sources,
+        [inside(url, name_of(number)) for number in numbers],
+        "to_parquet()",
+        searches=searches_of_frame(frame),
+        folder=url if options["overwrite"] else None,
+        error=ArgumentError,
+    )
+
+
+dx.replace_to_parquet(_refuses_sources)

@@ -215,7 +215,8 @@ def _pillow_outputs(
     if decoding.augment is not None:
         mirrored = [batch.regions[row].mirrored for row in arrays]
         items = [
-            (array, Region(0, 0, array.shape[0], array.shape[1], flip))
+            # DALI takes no views.
+            (np.ascontiguousarray(array), Region(0, 0, array.shape[0], array.shape[1], flip))
             for array, flip in zip(arrays.values(), mirrored, strict=True)
         ]
     return dict(zip(arrays, dali.resize(items), strict=True))

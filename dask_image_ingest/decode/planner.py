@@ -232,31 +232,34 @@ class Schedule:
             if region is not None:
                 batch.regions[row] = region
             if header.error is None:
-                self._assign(row, header, batch)
+                nbytes += self._assign(row, header, batch)
         if batch.rows:
             yield batch
 
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
         """Start to decode an image of a batch with Pillow."""
+        self._submit(row, self.images.read(row), batch)
+
+    def _submit(self, row: int, data: Any, batch: Batch) -> None:
         batch.by_pillow[row] = decode_pool().submit(
             decode_region,
-            self.images.read(row),
+            data,
             self.decoding.mode,
             self.decoding.max_pixels,
             batch.regions.get(row),
         )
 
-    def _assign(self, row: int, header: Header, batch: Batch) -> None:
-        if self.decoding.by_pillow:
-            self.assign_to_pillow(row, batch)
-            return
-        encoded = self._for_dali(header, self.images.read(row))
+    def _assign(self, row: int, header: Header, batch: Batch) -> int:
+        """Assign an image to its decoder; the bytes that the batch now holds of it."""
+        data = self.images.read(row)
+        encoded = None if self.decoding.by_pillow else self._for_dali(header, data)
         if encoded is None:
-            self.assign_to_pillow(row, batch)
+            self._submit(row, data, batch)
         else:
             region = batch.regions.get(row)
             batch.dali_rows.append(row)
             batch.encoded.append(encoded if region is None else (encoded, region))
+        return len(data)
 
     def _for_dali(self, header: Header, data: Any) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""

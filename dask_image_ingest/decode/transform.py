@@ -6,6 +6,10 @@ the numbers depend on the sample instead, operators get a state that is computed
 the number of the batch's first sample. The next positions then have the numbers of the next samples
 of the shard, so a batch must hold consecutive samples. A short gap is filled by repeating a
 neighbour, whose output is dropped; after a longer gap, another batch starts.
+
+A function that uses ``if`` on values of DALI, as DALI's automatic augmentations do, is converted by
+DALI, which needs its source code. A branch gets the images of a batch for which it is taken, so a
+random operator that takes images must be outside.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import itertools
 import re
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +29,7 @@ from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     BatchPipeline,
+    conditional_pipeline,
     dali,
     decode_pool,
     decode_threads,
@@ -41,6 +46,12 @@ _STRIDE = 65537
 
 # Operators that mix the images of a batch, whose content depends on the query.
 _MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
+
+# Operators around the branches of an ``if``: the second puts the batch together again.
+_SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
+
+# In DALI's error for ``if`` in a pipeline that is built without conditionals.
+_CONDITIONALS = "enable_conditionals"
 
 
 def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
@@ -71,6 +82,12 @@ def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
             )
         if not schema.HasRandomStateArg():
             continue
+        if _depth(operator, {}):
+            raise ArgumentError(
+                f"transform= has a random operator ({schema.Name()}) of images inside an `if`, "
+                "and which images a branch gets depends on the query: call it before the `if`, "
+                "for all images, and choose its result there"
+            )
         state = fn.external_source(name=state_name(len(seeds)), dtype=types.UINT32, ndim=1)
         operator.spec.AddArgumentInput(
             "_random_state", state.name, state.ndim, state.dtype, state.layout
@@ -82,6 +99,15 @@ def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
         is_unseeded = seed is None or seed < 0
         seeds.append(f"operator {next(unseeded)}" if is_unseeded else f"seed {seed}")
     return seeds
+
+
+def _depth(operator: Any, known: dict[int, int]) -> int:
+    """Number of branches around an operator's output; 0 if it is of the whole batch."""
+    if operator.id not in known:
+        depth = max((_depth(node.source, known) for node in operator.inputs), default=0)
+        name = operator._op.schema.Name()
+        known[operator.id] = depth + (name == _SPLIT) - (name == _MERGE)
+    return known[operator.id]
 
 
 def state_name(number: int) -> str:
@@ -245,23 +271,49 @@ class _TransformPipeline:
 
     def _build(self) -> Any:
         fn, types, _ = dali()
-        device = self._decoding.device
-        pipeline = new_pipeline(device, self._threads)
-        assert self._decoding.transform is not None
-        with pipeline:
+        device, transform = self._decoding.device, self._decoding.transform
+        assert transform is not None
+        made: list[Any] = []
+
+        def graph() -> Any:
             images = fn.external_source(
                 name=_INPUT, no_copy=True, dtype=types.UINT8, layout="HWC", device=device
             )
-            output = self._decoding.transform(images)
-            if not isinstance(output, type(images)):
-                raise ArgumentError(
-                    f"transform= gave a {type(output).__name__}: it has to give one batch of "
-                    "images, as DALI's operators do"
-                )
+            output = transform(images)
+            made[:] = [images, output]
+            return output
+
+        try:
+            pipeline = new_pipeline(device, self._threads)
+            with pipeline:
+                graph()
+        except TypeError as error:
+            if _CONDITIONALS not in str(error):
+                raise
+            pipeline = self._with_conditionals(graph)
+        images, output = made
+        if not isinstance(output, type(images)):
+            raise ArgumentError(
+                f"transform= gave a {type(output).__name__}: it has to give one batch of "
+                "images, as DALI's operators do"
+            )
+        with pipeline:
             self._seeds = add_state_inputs(output, fn, types)
             pipeline.set_outputs(output)
         pipeline.build()
         return pipeline
+
+    def _with_conditionals(self, graph: Callable[[], Any]) -> Any:
+        try:
+            return conditional_pipeline(self._decoding.device, self._threads, graph)
+        except TypeError as error:
+            if _CONDITIONALS not in str(error):
+                raise
+            raise ArgumentError(
+                "transform= uses `if` on values of DALI, as its automatic augmentations do, and "
+                "DALI finds no source code to convert: define the function by `def` in a module "
+                "that workers can import, not by lambda or in a notebook"
+            ) from error
 
 
 def _runs(origins: Sequence[Origin], length: int) -> list[_Part]:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import files_read
+from dask_image_ingest.dataset import files_read, searches_of_frame
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export.export_options import (
     LEFT_OUT,
@@ -156,7 +156,9 @@ class _Run:
         """Plan the export, and take over the folder: write the plan, remove an earlier export."""
         # Those of a computed frame are known when its rows are.
         read = files_read(self.frame) if isinstance(self.frame, FrameBase) else set()
-        refuse_sources(read, map(self.target.output.locate, self.target.files), "export")
+        searched = searches_of_frame(self.frame)
+        files = map(self.target.output.locate, self.target.files)
+        refuse_sources(read, files, "export", searches=searched)
         staged_before = self._staged()
         context = replace(
             self.context, locations=staged_name("locations"), shard_rows=staged_name("shard_rows")
@@ -222,7 +224,7 @@ class _Run:
         row_urls = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
         read = read.union(filter(None, row_urls))
         written = map(self.target.output.locate, [*files, *self.target.files])
-        refuse_sources(read, written, "export")
+        refuse_sources(read, written, "export", searches=searches_of_frame(self.frame))
         return description
 
     def _write_plan(self, description: dict[str, Any]) -> None:

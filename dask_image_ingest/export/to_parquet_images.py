@@ -29,6 +29,7 @@ from dask_image_ingest.dataset import (
     files_read,
     references_of,
     references_of_locations,
+    searches_of_frame,
     value_sources,
 )
 from dask_image_ingest.errors import ArgumentError
@@ -106,8 +107,8 @@ def to_parquet_images(
     ArgumentError
         If the frame does not refer to its images, or the folder is not empty.
     ExportError
-        If the frame reads files of the folder, if another process is writing to it, or if it can't
-        be written.
+        If the frame reads files of the folder, or its next read would find those that are written;
+        if another process is writing to it, or if it can't be written.
     ShardError, ShardNotFoundError
         If a shard can't be read, or has changed.
 
@@ -165,8 +166,14 @@ def to_parquet_images(
     make = functools.partial(_with_files, images=images, storage_options=source_options)
     empty = make(meta.iloc[:0])
     output = open_output(os.fspath(path), PARQUET_ADVICE, storage_options)
-    sources = files_read(frame if lazy is None else lazy)
-    refuse_sources(sources, folder=output.url)
+    read = frame if lazy is None else lazy
+    names = (f"part.{n}.parquet" for n in range(1 if lazy is None else lazy.npartitions))
+    refuse_sources(
+        files_read(read),
+        map(output.locate, names),
+        searches=searches_of_frame(read),
+        folder=output.url,
+    )
     with acquire(output, steal=overwrite) as check_lock:
         old = sorted(set(output.names()) - {LOCK, _MANIFEST})
         if old and not overwrite:

@@ -127,8 +127,8 @@ def to_webdataset(
         different options, or if pixels of an image column differ from the stored images: encode
         the column, or drop it to copy the stored images.
     ExportError
-        If the folder can't be written to, has other files of these names or an export already, or
-        if another export is writing there.
+        If the folder can't be written to, has other files of these names or an export already, if
+        another export is writing there, or if the frame's next read would find what is written.
     ShardError, ShardNotFoundError
         If a source changes while it is copied.
 

@@ -4,7 +4,13 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 decompressed bytes of each.
 """
 
-from dask_image_ingest.storage.listing import common_root, find_shards, folders_in, natural_order
+from dask_image_ingest.storage.listing import (
+    common_root,
+    find_shards,
+    folders_in,
+    natural_order,
+    searches_of,
+)
 from dask_image_ingest.storage.open import open_file, open_late, open_shard
 from dask_image_ingest.storage.output import open_output
 from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
@@ -25,10 +31,16 @@ from dask_image_ingest.storage.output.swap import (
     replacement_of,
     swap,
 )
-from dask_image_ingest.storage.parquet_file import ParquetSource, RowSpan, open_parquet
+from dask_image_ingest.storage.parquet_file import (
+    NotParquetError,
+    ParquetSource,
+    RowSpan,
+    open_parquet,
+)
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
+    PARQUET,
     FileKind,
     has_random_access,
 )
@@ -40,6 +52,7 @@ from dask_image_ingest.storage.reader import (
     as_reader,
 )
 from dask_image_ingest.storage.remote_listing import Listings
+from dask_image_ingest.storage.search import Search
 from dask_image_ingest.storage.shard import (
     Shard,
     is_web,
@@ -65,6 +78,7 @@ __all__ = [
     "INDEX_SUFFIX",
     "JOURNAL",
     "LOCK",
+    "PARQUET",
     "PARQUET_ADVICE",
     "REPLACEMENT",
     "RUN",
@@ -75,10 +89,12 @@ __all__ = [
     "LazyBytes",
     "Listings",
     "MemoryReader",
+    "NotParquetError",
     "OutputStore",
     "ParquetSource",
     "ReaderFile",
     "RowSpan",
+    "Search",
     "Shard",
     "acquire",
     "as_reader",
@@ -108,6 +124,7 @@ __all__ = [
     "refuse_sources",
     "refuse_unfinished",
     "replacement_of",
+    "searches_of",
     "shard_name",
     "swap",
     "translate_write_errors",

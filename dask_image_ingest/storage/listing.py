@@ -10,7 +10,7 @@ import re
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,11 +27,10 @@ from dask_image_ingest.storage.patterns import (
     is_glob,
 )
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
+from dask_image_ingest.storage.search import ANY_DEPTH, Search
 from dask_image_ingest.storage.shard import Shard, is_web, local_path
 from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
 from dask_image_ingest.url_secrets import url_identity, without_secrets
-
-_ANY_DEPTH = "**"
 
 # Ways to a folder through links below links: of folders that all link to each other, there are
 # more than can be walked.
@@ -63,9 +62,9 @@ def find_matches(
     )
     root, parts = "/".join(parts[:known]) or "/", parts[max(1, known) :]
     walk = _Walk(kind, LeftOut() if left_out is None else left_out)
-    if _ANY_DEPTH not in parts:
+    if ANY_DEPTH not in parts:
         return _matches(walk, root, parts)
-    first = parts.index(_ANY_DEPTH)
+    first = parts.index(ANY_DEPTH)
     tops = _matches(walk, root, parts[:first])
     return iter(dict.fromkeys(p for top in tops for p in _below(walk, _Folder(top), parts[first:])))
 
@@ -143,7 +142,7 @@ class _Walk:
             entry
             for entry in entries
             if (part.startswith(".") or not entry.name.startswith("."))
-            and (part == _ANY_DEPTH or fnmatch.fnmatch(entry.name, part))
+            and (part == ANY_DEPTH or fnmatch.fnmatch(entry.name, part))
         ]
 
     def _leave_out(self, folder: _Folder, error: OSError) -> None:
@@ -190,16 +189,16 @@ def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
         yield folder.path
         return
     part, rest = parts[0], parts[1:]
-    if part != _ANY_DEPTH and not glob.has_magic(part):
+    if part != ANY_DEPTH and not glob.has_magic(part):
         if os.path.lexists(path := os.path.join(folder.path, part)):
             yield from _below(walk, _Folder(path, folder.links), rest)
         return
-    if part == _ANY_DEPTH and (rest or os.path.isdir(folder.path)):
+    if part == ANY_DEPTH and (rest or os.path.isdir(folder.path)):
         yield from _below(walk, folder, rest)
     for entry in walk.matching(folder, part):
         below = walk.folder(folder, entry)
         if below is not None:
-            yield from _below(walk, below, parts if part == _ANY_DEPTH else rest)
+            yield from _below(walk, below, parts if part == ANY_DEPTH else rest)
         elif not rest and not is_folder(entry):
             yield entry.path
 
@@ -349,25 +348,44 @@ def common_root(
     """
     known = set(map(url_identity, files))
     roots: list[tuple[str, bool]] = []
-    for pattern in _as_patterns(paths):
-        path = local_path(pattern)
-        absolute = pattern if path is None else os.path.abspath(os.path.expanduser(path))
-        exists = (lambda url: url_identity(url) in known) if path is None else os.path.lexists
-        for url in _expand_braces(absolute, exists):
-            if url_identity(url) in known:
-                whole = url.partition("?")[0] if is_web(url) else url
-                roots.append((whole.rpartition("/")[0], False))
-            elif is_glob(url) and not (path and os.path.lexists(url)):
-                root = glob_root(url)
-                roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", _ANY_DEPTH)))
-            else:
-                roots.append((url.rstrip("/"), True))
+    for url in _targets(paths, known):
+        if url_identity(url) in known:
+            whole = url.partition("?")[0] if is_web(url) else url
+            roots.append((whole.rpartition("/")[0], False))
+        elif is_glob(url) and not (local_path(url) and os.path.lexists(url)):
+            root = glob_root(url)
+            roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", ANY_DEPTH)))
+        else:
+            roots.append((url.rstrip("/"), True))
     common = roots[0][0].split("/")
     for root, _ in roots[1:]:
         pairs = zip(common, root.split("/"), strict=False)
         common = common[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(common))]
         common = common[: len(root.split("/"))]
     return "/".join(common), ("/".join(common), True) in roots
+
+
+def searches_of(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    files: Iterable[Shard],
+    kind: FileKind = SHARDS,
+) -> tuple[Search, ...]:
+    """The folders and globs among ``paths``; ``files`` are what `find_shards` has found there."""
+    known = {url_identity(file.url) for file in files}
+    return tuple(
+        Search(url, kind)
+        for url in _targets(paths, known)
+        if url_identity(url) not in known and not is_pipe(url)
+    )
+
+
+def _targets(paths: Any, known: Set[str]) -> Iterator[str]:
+    """Each path or URL, absolute and with its braces expanded; ``known`` are files that exist."""
+    for pattern in _as_patterns(paths):
+        path = None if is_pipe(pattern) else local_path(pattern)
+        absolute = pattern if path is None else os.path.abspath(os.path.expanduser(path))
+        exists = (lambda url: url_identity(url) in known) if path is None else os.path.lexists
+        yield from _expand_braces(absolute, exists)
 
 
 def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKind) -> set[str]:

@@ -178,6 +178,10 @@ class RowSpan(NamedTuple):
     stop: int
 
 
+class NotParquetError(ShardError):
+    """A file has no footer of parquet: it is cut off, or something else."""
+
+
 class ParquetSource:
     """An open parquet file, read by column and row group.
 
@@ -191,7 +195,7 @@ class ParquetSource:
         self._content = content
         if metadata is None:
             content.prefetch([(max(0, len(content) - _FOOTER), len(content))])
-        with self._translated_errors():
+        with self._translated_errors(NotParquetError):
             data = content.in_memory()
             is_whole = len(data) == len(content)
             source = pa.BufferReader(data) if is_whole else pa.PythonFile(ReaderFile(content), "r")
@@ -371,13 +375,14 @@ class ParquetSource:
         )
 
     @contextmanager
-    def _translated_errors(self) -> Iterator[None]:
+    def _translated_errors(self, kind: type[ShardError] = ShardError) -> Iterator[None]:
         try:
             yield
         except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             if isinstance(error, ShardError):
                 raise
-            raise ShardError(f"{self.url} cannot be read as parquet: {error}") from error
+            reason = str(error).strip()
+            raise kind(f"{self.url} cannot be read as parquet: {reason}") from error
 
 
 def unpacked_bytes(array: pa.Array) -> int:

@@ -114,9 +114,9 @@ class FileKind:
         """True if a match of a glob is taken.
 
         A glob that ends with ``*`` takes files of this kind and folders, any other glob all its
-        matches. None takes indexes, which ``*.tar*`` would match.
+        matches. None takes indexes, which ``*.tar*`` and ``*.parquet`` would match.
         """
-        if name.endswith(INDEX_SUFFIX):
+        if name.endswith(INDEX_SUFFIX) or name == COMBINED_INDEX:
             return False
         if not pattern.endswith("*"):
             return True
@@ -151,6 +151,7 @@ class LeftOut:
 
 
 SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"), commands=True)
+PARQUET = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
 
 def is_glob(path: str) -> bool:

@@ -52,11 +52,7 @@ def read_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
         raise ShardError(
             f"the sparse member at byte {offset} claims to expand to {size} bytes, more than 2 GiB"
         )
-    expanded = bytearray(size)
-    for start, length in sparse.pieces:
-        expanded[start : start + length] = content[offset : offset + length]
-        offset += length
-    return bytes(expanded)
+    return _OpenSparse(content, offset, size, sparse.pieces)[:]
 
 
 def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
@@ -67,9 +63,40 @@ def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
     ShardError
         As `read_member`, now or when it is sliced.
     """
-    if isinstance(content, (bytes, memoryview, MemoryReader)) or span[0] in index.sparse:
+    offset, size = span
+    if offset in index.sparse and size <= LARGEST_VALUE:
+        return _OpenSparse(content, offset, size, index.sparse[offset].pieces)
+    if isinstance(content, (bytes, memoryview, MemoryReader)) or offset in index.sparse:
         return read_member(content, index, span)
     return _OpenMember(content, span)
+
+
+class _OpenSparse:
+    """A sparse member: only what is sliced is read, and expanded into new memory.
+
+    ``pieces`` are the starts and lengths of its data, which lie one after another in the shard.
+    """
+
+    def __init__(
+        self, content: LazyBytes, offset: int, size: int, pieces: Iterable[tuple[int, int]]
+    ) -> None:
+        self._content = content
+        self._offset, self._size, self._pieces = offset, size, pieces
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> memoryview:
+        start, stop, _ = part.indices(self._size)
+        expanded = bytearray(max(0, stop - start))
+        offset = self._offset
+        for begin, length in self._pieces:
+            first, last = max(begin, start), min(begin + length, stop)
+            if first < last:
+                data = self._content[offset + first - begin : offset + last - begin]
+                expanded[first - start : last - start] = data
+            offset += length
+        return memoryview(expanded).toreadonly()
 
 
 class _OpenMember:
@@ -91,10 +118,10 @@ class _OpenMember:
 
 
 def too_large_error(index: ShardIndex, span: Span) -> str | None:
-    """Error of a sparse member that expands to more than 2 GiB; None for others."""
-    if span[0] not in index.sparse or span[1] <= LARGEST_VALUE:
+    """Error of a sparse image that expands to more than `MAX_MEMBER_BYTES`; None for others."""
+    if span[0] not in index.sparse or span[1] <= MAX_MEMBER_BYTES:
         return None
-    return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 2 GiB"
+    return f"too-large: the sparse member claims to expand to {span[1]:,} bytes, more than 256 MiB"
 
 
 def duplicate_error(extensions: Iterable[str]) -> str:

@@ -23,7 +23,7 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of, files_read
+from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of, files_read, searches_of_frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.image_counts import (
@@ -138,6 +138,7 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
         files_read(frame),
         [os.path.abspath(path)],
         "page",
+        searches=searches_of_frame(frame),
         advice=": write the page to another file",
         error=ArgumentError,
     )

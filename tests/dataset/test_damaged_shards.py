@@ -194,7 +194,7 @@ def claiming(name: bytes, size: int) -> bytes:
     return long_header + header(name, b"00000001000\0") + padded(b"0\n")
 
 
-@pytest.mark.parametrize("size", [2**31, 10**13, 10**30])
+@pytest.mark.parametrize("size", [2**28 + 1, 2**31, 10**13, 10**30])
 def test_a_member_that_claims_terabytes_costs_its_own_value(files, tmp_path, size):
     path = tmp_path / "a.tar"
     claims = claiming(b"x.jpg", size) + claiming(b"y.txt", size)

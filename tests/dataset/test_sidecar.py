@@ -344,6 +344,38 @@ def test_files_that_are_no_sidecars_fail_no_read_by_default(keys, collection):
     assert len([each for each in caught if "sidecar" in str(each.message)]) == 1
 
 
+STRANGERS = {
+    "empty": lambda data: b"",
+    "text": lambda data: b"Reading list\n" * 9,
+    "cut off": lambda data: data[: len(data) // 2],
+    "no more than a mark": lambda data: b"PAR1PAR1",
+    "another footer": lambda data: data[:4] + bytes(len(data) - 12) + data[-8:],
+    "encrypted": lambda data: b"PARE" + data[4:-4] + b"PARE",
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_file_that_is_no_parquet_fails_no_read_by_default(stranger, collection):
+    whole = read(collection, "auto").compute()
+    for number in (0, 1):
+        path = collection / f"0000{number}.parquet"
+        data = path.read_bytes()
+        path.write_bytes(STRANGERS[stranger](data))
+        with pytest.warns(UserWarning, match=rf"0000{number}\.parquet are null for its shard"):
+            frame = read(collection, "auto").compute()
+        theirs = frame["__url__"].str.endswith(f"0000{number}.tar")
+        assert frame.loc[theirs, "uid"].isna().all()
+        pd.testing.assert_frame_equal(frame[~theirs], whole[~theirs])
+        with pytest.raises(dii.ShardError, match=rf"0000{number}\.parquet .*Pass sidecar=None"):
+            read(collection, "parquet").compute()
+        path.write_bytes(data)
+    for path in collection.glob("*.parquet"):
+        path.write_bytes(STRANGERS[stranger](path.read_bytes()))
+    with pytest.warns(UserWarning, match=r"sidecars are left out: .*00000\.parquet cannot be read"):
+        frame = read(collection, "auto").compute()
+    pd.testing.assert_frame_equal(frame, read(collection, None).compute())
+
+
 def test_without_any_file_auto_has_no_more_columns(collection):
     plain = read(collection, None)
     assert "uid" not in plain.columns

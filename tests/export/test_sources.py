@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 from contextlib import suppress
 
 import dask.dataframe as dd
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -16,6 +18,7 @@ from tars import tar
 import dask_image_ingest as dii
 from dask_image_ingest import curate
 from dask_image_ingest.errors import DaskImageIngestError
+from dask_image_ingest.storage import find_shards, searches_of
 
 
 def png(number: int) -> bytes:
@@ -65,6 +68,13 @@ KEYS = ["__key__", "__url__", "offset", "nbytes"]
 ARROW = {"filesystem": "arrow"}
 
 
+def references_of(frame):
+    """A lazy frame without pixels, of which nothing is known but its rows if it was computed."""
+    lazy = dd.from_pandas(frame, npartitions=1) if isinstance(frame, pd.DataFrame) else frame
+    pixels = [name for name, dtype in lazy.dtypes.items() if str(dtype) == "image"]
+    return lazy.drop(columns=pixels)
+
+
 def table(at):
     references = dii.read_images(at, decode=False, backend="pandas").compute()
     references.to_parquet(at / "table.parquet")
@@ -99,6 +109,12 @@ WRITERS = {
     ),
     "parquet": lambda frame, at: dii.to_parquet_images(frame, at.parent, overwrite=True),
     "checkpoint": lambda frame, at: dii.checkpoint(frame, at.parent, overwrite=True, version="1"),
+    "dask": lambda frame, at: references_of(frame).to_parquet(
+        at.parent, overwrite=True, write_index=False
+    ),
+    "dask in place": lambda frame, at: dd.to_parquet(
+        references_of(frame), str(at.parent), write_index=False
+    ),
     "gallery": lambda frame, at: dii.gallery(frame, at, n=1),
     "report": lambda frame, at: curate.write_report(frame.assign(**{"quality.dark": 0.5}), at),
     "thumbnails": lambda frame, at: dii.gallery(frame, at.parent.parent / "page.html").save(at),
@@ -124,3 +140,109 @@ def test_no_writer_harms_what_is_read(writer, source, made, tmp_path):
         after = contents(folder)
         kept = {name: data for name, data in before.items() if not name.startswith("_index")}
         assert {name: after.get(name) for name in kept} == kept
+
+
+# How a frame is read, and how its query is written.
+ADDED = {
+    "tars": (
+        lambda top: dii.read_webdataset_images(top),
+        lambda frame, at: dii.to_webdataset(frame, f"{at}/{{shard:03d}}.tar"),
+    ),
+    "optimized": (
+        lambda top: dii.read_webdataset_images(f"file://{top}/**").optimize(),
+        lambda frame, at: dii.to_webdataset(frame, f"{at}/{{shard:03d}}.tar"),
+    ),
+    "sidecars": (
+        lambda top: dii.read_parquet_images(top, decode=False),
+        lambda frame, at: dii.to_webdataset(
+            frame[frame["n"] < 2].partitions[[0]], f"{at}/{{shard:03d}}.tar", sidecar="parquet"
+        ),
+    ),
+    "parquet": (
+        lambda top: dii.read_parquet_images(f"{top}/*", decode=False),
+        lambda frame, at: dii.to_parquet_images(frame, at),
+    ),
+    "checkpoint": (
+        lambda top: dii.read_parquet_images(top, decode=False),
+        lambda frame, at: dii.checkpoint(frame, at),
+    ),
+    "of a checkpoint": (
+        lambda top: dii.checkpoint(
+            dii.read_parquet_images(top, decode=False), top.parent / f"stored{os.urandom(4).hex()}"
+        ),
+        lambda frame, at: dii.checkpoint(frame, at),
+    ),
+    "dask": (
+        lambda top: dii.read_parquet_images(top, decode=False),
+        lambda frame, at: frame.to_parquet(at, write_index=False),
+    ),
+    "dask by name": (
+        lambda top: dii.read_parquet_images(iter([top]), decode=False),
+        lambda frame, at: dd.to_parquet(
+            frame, str(at), write_index=False, name_function="{:03d}.parquet".format
+        ),
+    ),
+    "dask's table": (
+        lambda top: dii.decode_images(dd.read_parquet(str(top)), image="image"),
+        lambda frame, at: frame[["n"]].to_parquet(at, write_index=False),
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's read_parquet
+@pytest.mark.parametrize("case", ADDED)
+def test_nothing_is_written_where_the_next_read_would_find_it(case, made, tmp_path):
+    read, write = ADDED[case]
+    top = tmp_path / "top"
+    shutil.copytree(made / ("tars" if case in ("tars", "optimized") else "parquet"), top)
+    found = len(read(top))
+    for target in ("new", "a/new"):
+        with pytest.raises(DaskImageIngestError, match="where its next read would find"):
+            write(read(top), top / target)
+        assert len(read(top)) == found
+    beside = ["../new"] if case == "dask's table" else [".new", "../new"]
+    for target in beside:
+        write(read(top), top / target)
+        assert len(read(top)) == found
+
+
+# A glob or folder, a file that appears, and whether the glob or folder then has it.
+FOUND = [
+    ("top/*.tar", "top/b.tar", True),
+    ("top/*.tar", "top/a/b.tar", False),
+    ("top/?.tar", "top/bb.tar", False),
+    ("top/**/*.tar", "top/b.tar", True),
+    ("top/**/*.tar", "top/_a/b.tar", True),
+    ("top/**/*.tar", "top/.a/b.tar", False),
+    ("top/**/a/**/*.tar", "top/x/a/y/b.tar", True),
+    ("top/**", "top/x/b.parquet", False),
+    ("top/**", "top/x/b.tgz", True),
+    ("top/*", "top/x/y/b.tar", True),
+    ("top/*", "top/_x/y/b.tar", False),
+    ("top/x*", "top/y/b.tar", False),
+    ("top/[ab].*r", "top/b.parquer", True),
+    ("top", "top/x/y/b.tar.zst", True),
+    ("top", "top/x/_y/b.tar", False),
+    ("top/", "topper/b.tar", False),
+    ("top/{a,x}", "top/x/b.tar", True),
+    ("link/**/*.tar", "top/x/b.tar", True),
+    ("top/**/*.tar", "link/b/b.tar", True),
+    ("top/**/*.tar*", "top/b.tar.index.parquet", False),
+    ("top/**/*.parquet", "top/_index.parquet", False),
+]
+
+
+@pytest.mark.parametrize(("pattern", "new", "found"), FOUND)
+def test_a_search_knows_what_it_would_find(pattern, new, found, tmp_path):
+    (tmp_path / "top").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "top")
+    for name in ("top/a.tar", "top/a/a.tar", "top/x/a.tar", "top/x/a/a.tar", "top/a.parquet", new):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / new).unlink()
+    searches = searches_of(f"{tmp_path}/{pattern}", find_shards(f"{tmp_path}/{pattern}"))
+    url = f"{tmp_path}/{new}"
+    told = [search.first_found([url]) for search in searches]
+    (tmp_path / new).touch()
+    listed = {os.path.realpath(s.url) for s in find_shards(f"{tmp_path}/{pattern}")}  # the witness
+    assert (os.path.realpath(url) in listed) == (url in told) == found

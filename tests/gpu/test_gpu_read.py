@@ -96,13 +96,16 @@ def test_decoding_does_not_wait_for_what_is_queued_on_the_default_stream(client,
         {"size": (70, 50), "resize": "pad"},
         {"size": 60, "resize": "shorter"},
         {"size": 500, "resize": "longer"},
+        {"size": (50, 70), "augment": "random_resized_crop"},
+        {"size": 64, "mode": "L", "augment": dii.RandomResizedCrop(scale=(0.1, 0.2), flip=1)},
     ],
 )
 def test_gpu_equals_cpu(client, shards, options):
     compare_backends(client, shards[:2], options)
 
 
-def test_raw_values_of_every_type_are_those_of_the_cpu(client, tmp_path):
+@pytest.mark.parametrize("options", [{}, {"size": 20, "augment": "random_resized_crop"}])
+def test_raw_values_of_every_type_are_those_of_the_cpu(client, tmp_path, options):
     random = np.random.default_rng(0)
     members = {}
     for number in range(30):
@@ -114,7 +117,7 @@ def test_raw_values_of_every_type_are_those_of_the_cpu(client, tmp_path):
             kinds.append((Image.fromarray(floats), "tiff"))
         members[f"{number:03d}.img"] = encode(*kinds[number % len(kinds)])
     path = write_shard(tmp_path / "raw.tar", members)
-    read = functools.partial(dii.read_webdataset_images, path, image="img", mode="raw")
+    read = functools.partial(dii.read_webdataset_images, path, image="img", mode="raw", **options)
     theirs = read(backend="pandas").compute().images.arrays()
     ours = read(backend="cudf").compute().images.arrays()
     for one, other in zip(ours, theirs, strict=True):

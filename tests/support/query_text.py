@@ -102,6 +102,9 @@ class Query:
                 self.lines.pop()
                 return False
             raise Difference(f"raises {type(error).__name__}: {error}") from error
+        if self._is_cut_anew() and _dtypes(got) == _dtypes(want) and got != want:
+            self.lines.pop()
+            return False
         compare(got, want, "in memory")
         if portable and self._names_in(expression) <= self.portable:
             self.portable.update(made)
@@ -120,6 +123,9 @@ class Query:
         self.lines.append(expression)
         if error is not None:
             raise Difference(f"raises {type(error).__name__}: {error}") from error
+        if self._is_cut_anew() and got != want:
+            self.lines.pop()
+            return False
         self._compare(got, want, "in memory")
         self.asked[kind] += 1
         self._compare_moved(expression, got)
@@ -163,6 +169,15 @@ class Query:
             _, as_written = outcome(lambda: ask(self.plain))
             _, unjoined = outcome(lambda: ask(self.lazy))
         return type(as_written) is type(error) or unjoined is None
+
+    def _is_cut_anew(self) -> bool:
+        """Whether the last line shows partitions of sorted rows, which dask may cut otherwise.
+
+        It cuts where the values that it sorts are, and those are fewer once it has moved a filter
+        below the sort. Over a read it moves more filters than in memory.
+        """
+        sorts = any(re.search("set_index|sort_values", line) for line in self.lines)
+        return sorts and bool(re.search(r"optimize|partition|layout", self.lines[-1]))
 
     def _is_refused(self, error: Exception) -> bool:
         """Whether the read refuses rows of two frames that have nothing but labels in common."""
@@ -278,6 +293,10 @@ def _has_too_many_divisions(made: Any) -> bool:
 def _moves_columns(made: Any) -> bool:
     """Whether columns are in another order after the optimiser, as of three assigns: a, b and a."""
     return made.ndim == 2 and list(made.optimize(fuse=False).columns) != list(made.columns)
+
+
+def _dtypes(outlines: list[Any]) -> list[str]:
+    return [dtypes for *_, dtypes in outlines]
 
 
 def _outline(made: Any) -> Any:

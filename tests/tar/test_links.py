@@ -6,6 +6,7 @@ import io
 import random
 import tarfile
 
+import dask.dataframe as dd
 import pytest
 from tars import BLOCK, FORMATS, add, header, padded, samples_of, tar, webdataset_samples
 
@@ -195,6 +196,12 @@ def linked(photos, tmp_path):
     return tmp_path
 
 
+def stored(frame, path):
+    frame.to_parquet(path)
+    return dd.read_parquet(path).compute()
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's read_parquet
 @pytest.mark.parametrize("name", ["0.tar", "1.tar.gz"])
 def test_rows_of_links_have_pixels_and_say_what_they_lack(linked, photos, name, monkeypatch):
     monkeypatch.setattr("dask_image_ingest.dataset.warning._warned_links", set())
@@ -211,6 +218,10 @@ def test_rows_of_links_have_pixels_and_say_what_they_lack(linked, photos, name, 
     assert plain["nbytes"].tolist()[:4] == [len(photos[n].encoded) for n in (0, 0, 1, 0)]
     assert plain["error"].isna().tolist() == [True] * 4 + [False]
     assert "symbolic link to 'a.jpg', which is not followed" in plain["error"][4]
+    with pytest.warns(UserWarning, match="links are not followed"):
+        references = dii.read_webdataset_images(path, decode=False).compute()
+    for table in (references, stored(references, linked / "references.parquet")):
+        assert dii.decode_images(table)["error"][4] == plain["error"][4]
     for row, photo in enumerate([0, 0, 1, 0]):
         assert plain.images.arrays()[row].shape == photos[photo].pixels.shape
 

@@ -14,6 +14,7 @@ from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.scheduler_plugin import check_cluster_in_use
+from dask_image_ingest.storage import Search
 
 
 def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
@@ -93,6 +94,11 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
     @property
     def files_read(self) -> Iterable[str]:
         """Paths and URLs of the files that are read."""
+        raise NotImplementedError
+
+    @property
+    def searches(self) -> Iterable[Search]:
+        """The folders and globs where they were found."""
         raise NotImplementedError
 
     @property

@@ -19,7 +19,7 @@ from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows, u
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.frames import REFERENCE
-from dask_image_ingest.storage import Shard
+from dask_image_ingest.storage import Search, Shard
 from dask_image_ingest.url_secrets import without_secrets
 
 
@@ -48,13 +48,15 @@ READS: Final = ("readMetadata", "readDecode")
 class Dataset:
     """The source of a `Scan`: shards, their partitions, and what all tasks have in common.
 
-    ``token`` is a digest of all of this, with sizes and modification times of the shards.
+    ``searches`` are the folders and globs where the shards were found. ``token`` is a digest of all
+    of this, with sizes and modification times of the shards.
     """
 
     partitions: tuple[Partition, ...]
     shards: tuple[Shard, ...]
     schema: Schema
     options: ReadOptions
+    searches: tuple[Search, ...]
     token: str
 
     def __dask_tokenize__(self) -> str:
@@ -134,6 +136,11 @@ class Scan(Read):
                 yield shard.sidecar.url
         splits = itertools.chain.from_iterable(self.dataset.partitions)
         yield from {split.index.url for split in splits if split.index is not None}
+
+    @property
+    def searches(self) -> tuple[Search, ...]:
+        """The folders and globs where its shards were found."""
+        return self.dataset.searches
 
     @property
     def scanned(self) -> list[str]:

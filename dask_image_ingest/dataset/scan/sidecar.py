@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns
-from dask_image_ingest.dataset.schema.file_columns import key_of
+from dask_image_ingest.dataset.schema.file_columns import key_of, without_it
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage import ParquetSource
+from dask_image_ingest.storage import NotParquetError, ParquetSource
 
 
 class UnjoinableError(ShardError):
@@ -22,8 +22,9 @@ class UnjoinableError(ShardError):
 class Sidecar(ParquetColumns):
     """Columns of a sidecar, by the keys of samples.
 
-    Columns are null if no sidecar was listed; if the file is missing, or samples can't be joined to
-    it by key, unless ``needs_sidecars``; and if it can't be read with ``shard_errors="skip"``. (To
+    Columns are null if no sidecar was listed; if the file is missing, no parquet file, or samples
+    can't be joined to it by key, unless ``needs_sidecars``; and if it can't be read with
+    ``shard_errors="skip"``. (To
     skip the shard's rows instead would make the number of rows depend on whether a query uses the
     sidecar.)
     """
@@ -71,9 +72,10 @@ class Sidecar(ParquetColumns):
         return keys
 
     def _skip(self, error: Exception) -> None:
-        tolerated = isinstance(error, UnjoinableError) and not self._options.needs_sidecars
+        tolerated = isinstance(error, (UnjoinableError, NotParquetError))
+        tolerated &= not self._options.needs_sidecars
         if not (self._options.shard_errors == "skip" or tolerated):
-            raise error
+            raise without_it(error)
         warn_user(f"columns of {self.url} are null for its shard: {error}")
 
     @cached_property

@@ -12,10 +12,11 @@ from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColumn
 from dask_image_ingest.dataset.warning import warn_user
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import Backend, is_list, is_text
 from dask_image_ingest.storage import (
     Listings,
+    NotParquetError,
     Shard,
     find_beside,
     find_listed,
@@ -23,6 +24,9 @@ from dask_image_ingest.storage import (
 )
 
 SidecarChoice: TypeAlias = Literal["parquet", "auto", False] | None
+
+# Files beside shards that are opened at most to find a parquet file.
+_MOST_UNREADABLE = 10
 
 # Names of the key column: that of to_webdataset, that of img2dataset.
 _KEYS = ("__key__", "key")
@@ -70,24 +74,34 @@ def sidecar_columns(
     storage_options: dict[str, Any] | None,
     backend: Backend,
 ) -> tuple[FileColumn, ...] | None:
-    """The columns of the first sidecar, renamed if their name is ``taken``.
+    """The columns of the first sidecar that can be read, renamed if their name is ``taken``.
 
     Columns of a type that the backend does not support are left out, with a warning. So are, with
     ``"auto"``, those of a file of `to_webdataset` whose name is taken: the shard has them. None,
-    with a warning, if ``"auto"`` has found a file without keys.
+    with a warning, if ``"auto"`` has found a file without keys, or none that is a parquet file.
 
     Raises
     ------
     ArgumentError
         If the sidecar has no column of keys, with ``"parquet"``.
     ShardError
-        If the sidecar can't be read.
+        If the sidecar can't be read; with ``"auto"``, if its storage fails.
     """
-    first = next((shard.sidecar for shard in shards if shard.sidecar is not None), None)
-    if first is None:
-        return ()
-    with open_parquet(first, storage_options) as file:
-        schema = file.schema_arrow
+    files = [shard.sidecar for shard in shards if shard.sidecar is not None]
+    errors: list[ShardError] = []
+    for first in files[:_MOST_UNREADABLE]:
+        try:
+            with open_parquet(first, storage_options) as file:
+                schema = file.schema_arrow
+            break
+        except ShardError as error:
+            if sidecar == "parquet" or not isinstance(error, NotParquetError):
+                raise without_it(error) from error
+            errors.append(error)
+    else:
+        if errors:
+            warn_user(f"sidecars are left out: {without_it(errors[0])}")
+        return None if errors else ()
     key = key_of(schema)
     if key is None:
         told = (
@@ -116,6 +130,11 @@ def sidecar_columns(
             f"{without[0]}: its columns are null there"
         )
     return tuple(FileColumn(names[name], name, types[name]) for name in names)
+
+
+def without_it(error: Exception) -> Exception:
+    """The error of a sidecar, with the argument that reads without it."""
+    return type(error)(f"{error}. Pass sidecar=None to read without it")
 
 
 def column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:

@@ -58,5 +58,8 @@ class _OneImage:
 
 
 def _reply(replies: Any, reply: object) -> None:
-    pickle.dump(reply, replies)
-    replies.flush()
+    try:
+        pickle.dump(reply, replies)
+        replies.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the worker was killed: a traceback would say nothing

@@ -4,7 +4,8 @@ A file of another name says so from the first change to the last. Whoever next l
 finishes what a killed run began; until then readers of parquet fail at this file, which is none,
 rather than take what is there for the whole.
 
-Before that, files that a frame reads are refused: none of them is written or removed.
+Before that, files that a frame reads are refused: none of them is written or removed, and none is
+written where the frame's next read would find it.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from dask_image_ingest.errors import DaskImageIngestError, ExportError, ShardErr
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import STAGING, OutputStore
+from dask_image_ingest.storage.search import Search
 from dask_image_ingest.storage.shard import identities
 
 
@@ -27,12 +29,13 @@ def refuse_sources(
     written: Iterable[str] = (),
     writer: str = "call",
     *,
+    searches: Iterable[Search] = (),
     reader: str = "the frame",
     folder: str | None = None,
     advice: str = ". Choose another folder",
     error: type[DaskImageIngestError] = ExportError,
 ) -> None:
-    """Refuse to write or remove files that are read, by whatever name.
+    """Refuse to write or remove files that are read, by whatever name, or to add to them.
 
     Parameters
     ----------
@@ -42,6 +45,8 @@ def refuse_sources(
         URLs of what would be written or removed.
     writer
         What would do so, for the message: ``"export"``.
+    searches
+        Where the reader has looked for its sources: no file is written that it would find there.
     reader
         What reads the sources, for the message.
     folder
@@ -49,6 +54,7 @@ def refuse_sources(
     advice, error
         The end of the message, and its class.
     """
+    written = tuple(written)
     folders: dict[str, str] = {}
     targets = set().union(*(identities(url, folders) for url in written))
     whole = [] if folder is None else [(*i[:2], f"{i[2].rstrip('/')}/") for i in identities(folder)]
@@ -61,6 +67,13 @@ def refuse_sources(
             else:
                 continue
             raise error(f"{reader} reads {source}, {why}{advice}")
+    for search in searches:
+        added = search.first_found(written)
+        if added is not None:
+            raise error(
+                f"{reader} reads {search.pattern}, where its next read would find {added}, which "
+                f"this {writer} would write{advice}"
+            )
 
 
 #: The file that exists while files are replaced.

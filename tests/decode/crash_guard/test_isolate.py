@@ -336,3 +336,12 @@ def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
     subprocess.run(
         [sys.executable, "-c", READER, str(path)], check=True, timeout=280, env=journal_of_its_own
     )
+
+
+def test_the_guarded_process_of_a_killed_worker_ends_without_a_word():
+    command, pipe = [sys.executable, "-c", guard._START], subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:
+        child.stdout.close()
+        sent = pickle.dumps(sys.path) + pickle.dumps(guard.dumps(DecodeSpec(device="cpu")))
+        assert child.communicate(sent)[1] == b""
+    assert child.returncode == 1
