@@ -6,7 +6,7 @@ import base64
 import io
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date, time, timedelta
 from decimal import Decimal
@@ -20,7 +20,14 @@ import pyarrow as pa
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
-from dask_image_ingest.frames import is_bytes, is_number, is_text, nesting
+from dask_image_ingest.frames import (
+    is_bytes,
+    is_number,
+    is_text,
+    nesting,
+    pandas_type,
+    tensor_type,
+)
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
 
@@ -351,7 +358,7 @@ def _as_npy(column: pa.ChunkedArray, member: ColumnMember) -> pa.Array:
     depth, value = nesting(column.type)
     dtype = np.dtype(value.to_pandas_dtype())
     files: list[bytes | None] = []
-    for row in column.to_pylist():
+    for row in _rows(column):
         if row is None:
             files.append(None)
             continue
@@ -370,6 +377,14 @@ def _as_npy(column: pa.ChunkedArray, member: ColumnMember) -> pa.Array:
         np.save(file, array)
         files.append(file.getvalue())
     return pa.array(files, pa.large_binary())
+
+
+def _rows(column: pa.ChunkedArray) -> Iterable[Any]:
+    """Rows of lists as Python lists, of arrays of one shape as arrays; None for null."""
+    if tensor_type(column.type) is None:
+        return column.to_pylist()
+    rows = pandas_type(column.type).__from_arrow__(column)
+    return (None if missing else row for row, missing in zip(rows, rows.isna(), strict=True))
 
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:

@@ -5,12 +5,14 @@ its columns. No other subpackage imports cuDF.
 """
 
 from dask_image_ingest.frames.arrow_types import (
+    as_lists,
     bytes_of,
     is_byte_list,
     is_bytes,
     is_list,
     is_number,
     is_text,
+    list_sizes,
     nesting,
     parse_type,
     tensor_type,
@@ -53,7 +55,7 @@ from dask_image_ingest.frames.reference_dtype import (
     with_urls,
 )
 from dask_image_ingest.frames.row_values import NullsError, is_value, row_values
-from dask_image_ingest.frames.tensor_dtype import tensor_array
+from dask_image_ingest.frames.tensor_dtype import as_tensors, tensor_array
 
 __all__ = [
     "IMAGE",
@@ -65,7 +67,9 @@ __all__ = [
     "ImageReference",
     "NewColumn",
     "NullsError",
+    "as_lists",
     "as_references",
+    "as_tensors",
     "as_uint8",
     "backend_of",
     "bytes_of",
@@ -82,6 +86,7 @@ __all__ = [
     "is_number",
     "is_text",
     "is_value",
+    "list_sizes",
     "map_block",
     "nesting",
     "pandas_type",

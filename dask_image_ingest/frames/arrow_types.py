@@ -71,7 +71,9 @@ def is_list(type_: pa.DataType) -> bool:
 
 
 def nesting(type_: pa.DataType) -> tuple[int, pa.DataType]:
-    """Number of nested lists, also of fixed size, and the type of their values."""
+    """Number of nested lists, also of fixed size, or dimensions, and the type of the values."""
+    if (tensor := tensor_type(type_)) is not None:
+        return len(tensor.shape), tensor.value_type
     depth = 0
     while is_list(type_) or pa.types.is_fixed_size_list(type_):
         depth, type_ = depth + 1, type_.value_type
@@ -92,6 +94,27 @@ def tensor_type(type_: pa.DataType) -> pa.FixedShapeTensorType | None:
         type_ = type_.value_type
     is_tensor = shape and all(shape) and is_number(type_)
     return pa.fixed_shape_tensor(type_, shape) if is_tensor else None
+
+
+def list_sizes(type_: pa.DataType) -> list[int | None]:
+    """Length of the lists of each level, or of each dimension of a tensor; None for any."""
+    if (tensor := tensor_type(type_)) is not None:
+        return list(tensor.shape)
+    sizes: list[int | None] = []
+    while is_list(type_) or pa.types.is_fixed_size_list(type_):
+        sizes.append(None if is_list(type_) else type_.list_size)
+        type_ = type_.value_type
+    return sizes
+
+
+def as_lists(type_: pa.DataType) -> pa.DataType:
+    """Nested lists of fixed size for a tensor type; any other type unchanged."""
+    if not isinstance(type_, pa.FixedShapeTensorType):
+        return type_
+    lists = type_.value_type
+    for length in reversed(type_.shape):
+        lists = pa.list_(lists, length)
+    return lists
 
 
 def is_byte_list(type_: pa.DataType) -> bool:

@@ -28,7 +28,7 @@ from dask_image_ingest.frames.nested_dtype import list_values, nested_dtype, one
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
 from dask_image_ingest.frames.row_values import regular, row_values
-from dask_image_ingest.frames.tensor_dtype import TensorDtype, tensor_array
+from dask_image_ingest.frames.tensor_dtype import TensorColumn, TensorDtype, tensor_array
 
 
 def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
@@ -296,6 +296,8 @@ class PandasBackend:
 
     def values(self, series: pd.Series) -> np.ndarray | None:
         dtype = series.dtype
+        if isinstance(series.array, TensorColumn):
+            return series.array.numbers()
         if tensors := _tensor_dtype(dtype):
             return tensors.__from_arrow__(pa.array(series)).numbers()
         if isinstance(dtype, pd.ArrowDtype) and is_list(dtype.pyarrow_dtype):

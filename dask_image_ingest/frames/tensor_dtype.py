@@ -1,7 +1,7 @@
 """Pandas dtype and array of arrays of one shape, such as the latents of an autoencoder.
 
-In Arrow and in parquet they have Arrow's type of tensors, which other readers know. The dtype has a
-name that pandas can parse: ``float16[4, 64, 64]``.
+The dtype has a name that pandas can parse: ``float16[4, 64, 64]``. To Arrow and to parquet they are
+nested lists of fixed size, which more readers know than Arrow's type of tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import pyarrow.compute as pc
 from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import OperandError
-from dask_image_ingest.frames.arrow_types import is_list, named_type, tensor_type, type_name
+from dask_image_ingest.frames.arrow_types import (
+    as_lists,
+    is_list,
+    named_type,
+    tensor_type,
+    type_name,
+)
 from dask_image_ingest.frames.nested_dtype import NestedArray, arrow_of, one_chunk
 
 
@@ -102,6 +108,11 @@ class TensorColumn(NestedArray):
         rows = [None if _is_null(value) else _row(value, dtype) for value in values]
         return tensor_array(rows, type_)
 
+    def __arrow_array__(self, type: Any = None) -> pa.ChunkedArray:
+        lists = as_lists(self._pa_type)
+        array = pa.chunked_array([_lists_of(chunk) for chunk in self._pa_array.chunks], lists)
+        return array if type is None else array.cast(type)
+
     def _objects(self) -> Iterator[np.ndarray | None]:
         shape = self.dtype.shape
         for chunk in self._pa_array.chunks:
@@ -183,6 +194,17 @@ def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType
         return tensor_array(dense, type_)
     rows = iter(dense)
     return tensor_array([next(rows) if each else None for each in present], type_)
+
+
+def _lists_of(chunk: pa.Array) -> pa.FixedSizeListArray:
+    """Nested lists of fixed size over the memory of tensors."""
+    storage, (length, *edges) = chunk.storage, chunk.type.shape
+    size = storage.type.list_size
+    lists = storage.values.slice(storage.offset * size, len(storage) * size)
+    for edge in reversed(edges):
+        lists = pa.FixedSizeListArray.from_arrays(lists, edge)
+    mask = storage.is_null() if storage.null_count else None
+    return pa.FixedSizeListArray.from_arrays(lists, length, mask=mask)
 
 
 def _flat(storage: pa.FixedSizeListArray) -> np.ndarray:

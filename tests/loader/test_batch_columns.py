@@ -116,9 +116,11 @@ def test_arrays_of_one_shape_are_one_array_after_parquet(type_, tmp_path, rng):
     for batch in batches:
         assert batch["v"].dtype == kind
         np.testing.assert_array_equal(batch["v"], values[batch["key"]])
-    # Other readers of Arrow know the shape.
-    column = pq.read_table(next((tmp_path / "a").glob("*.parquet")))["v"]
-    assert column.combine_chunks().to_numpy_ndarray().shape[1:] == shape
+    # Other readers know the shape.
+    type_ = pq.read_schema(next((tmp_path / "a").glob("*.parquet"))).field("v").type
+    for length in shape:
+        assert type_.list_size == length
+        type_ = type_.value_type
 
 
 @pytest.mark.parametrize("type_", [pa.list_(pa.float32()), pa.list_(pa.float32(), 3)])
@@ -132,6 +134,76 @@ def test_embeddings_of_another_writer_get_a_shape_by_astype(type_, tmp_path):
     np.testing.assert_array_equal(batch["v"], values)
     with pytest.raises(ValueError, match=r"float32\[4\] takes arrays of shape \(4,\)"):
         next(lazy.astype({"v": "float32[4]"}).images.iter_batches(4))
+
+
+def test_arrays_of_a_shape_are_members_and_fields_of_json(tmp_path):
+    members = {}
+    for row, array in enumerate([np.ones((2, 3)), np.zeros((2, 3)), np.zeros((3, 2))]):
+        file = io.BytesIO()
+        np.save(file, array.astype("float16"))
+        fields = {"boxes": BOXES[row], "mean": [row, 0.5], "bad": [0] * (3 - row)}
+        members |= {f"{row}.npy": file.getvalue(), f"{row}.json": json.dumps(fields).encode()}
+        members[f"{row}.png"] = png(np.zeros((4, 4, 3), np.uint8))
+    write_tar(tmp_path / "a.tar", members)
+    ddf = dii.read_webdataset_images(
+        tmp_path / "a.tar",
+        components={"npy": "float16[2, 3]"},
+        json_fields={"boxes": "list<float32[4]>", "mean": "float32[2]", "bad": "int8[2]"},
+        backend="pandas",
+    )
+    with pytest.warns(UserWarning, match="npy|json.bad"):
+        frame = ddf.compute()
+    assert frame["npy"].isna().tolist() == [False, False, True]  # of another shape
+    assert frame["json.bad"].isna().tolist() == [True, False, True]
+    good = frame[frame["npy"].notna()][["npy", "json.boxes", "json.mean"]]
+    (batch,) = good.images.iter_batches(2)
+    assert batch["npy"].mean(axis=(1, 2)).tolist() == [1, 0]
+    assert [boxes.shape for boxes in batch["json.boxes"]] == [(1, 4), (0, 4)]
+    assert batch["json.mean"].tolist() == [[0, 0.5], [1, 0.5]]
+
+
+def test_latents_are_exported_as_npy(ddf, tmp_path):
+    latents = ddf.images.map_batches(
+        lambda images: [np.full((2, 1), len(image), "float16") for image in images],
+        {"latent": "float16[2, 1]"},
+        keep_image=True,
+    )
+    dii.to_webdataset(latents, tmp_path / "{shard}.tar", members=["png", {"lat.npy": "latent"}])
+    made = dii.read_webdataset_images(
+        tmp_path, components={"lat.npy": "float16[2, 1]"}, backend="pandas"
+    )
+    (batch,) = made.images.iter_batches(4, columns=["lat.npy"])
+    assert batch["lat.npy"][:, 0, 0].tolist() == [8, 9, 10, 11]
+
+
+def test_lists_of_fixed_size_of_image_files_in_parquet_have_their_shape(tmp_path):
+    type_ = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+    image = {"bytes": png(np.zeros((4, 4, 3), np.uint8)), "path": "a.png"}
+    columns = {"image": pa.array([image] * 2, type_)}
+    columns["v"] = pa.array([[1, 2, 3], [4, 5, 6]], pa.list_(pa.float32(), 3))
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+    ddf = dii.read_parquet_images(tmp_path / "a.parquet", image="image", backend="pandas")
+    (batch,) = ddf.images.iter_batches(2, columns=["v"])
+    assert batch["v"].tolist() == [[1, 2, 3], [4, 5, 6]]
+
+
+def test_tensors_reach_the_trainer_from_workers(tmp_path):
+    torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
+    values = pd.Series(list(np.arange(10, dtype="float32").reshape(5, 2))).astype("float32[2]")
+    ragged = series([[1] * row for row in range(5)], "list<int32>")
+    nested = series([{"x": [0.5] * row} for row in range(5)], "struct<x: list<float32>>")
+    frame = pd.DataFrame({"key": range(5), "v": values, "r": ragged, "s": nested})
+    dd.from_pandas(frame, npartitions=2).to_parquet(tmp_path / "a")
+    lazy = dd.read_parquet(tmp_path / "a")
+    keys = []
+    for batch in lazy.images.dataloader(2, shuffle=0, num_workers=2):
+        keys += batch["key"].tolist()
+        for key, row, value, fields in zip(*(batch[name] for name in frame), strict=True):
+            assert row.tolist() == [2 * key, 2 * key + 1]
+            assert value.dtype == torch.int32
+            assert value.tolist() == [1] * key
+            assert fields["x"].tolist() == [0.5] * key
+    assert sorted(keys) == list(range(5))
 
 
 def test_latents_of_images_are_written_and_read_in_their_shape(ddf, tmp_path):

@@ -19,7 +19,7 @@ from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, 
 from dask_image_ingest.dataset.schema.file_columns import plain_type
 from dask_image_ingest.decode import Header, read_header
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
-from dask_image_ingest.frames import references_of_fields
+from dask_image_ingest.frames import as_tensors, references_of_fields
 from dask_image_ingest.storage import ParquetSource, RowSpan, Shard, open_parquet
 
 # Bytes of a row at least, for its number, position and key.
@@ -160,6 +160,8 @@ class ParquetColumns:
         if str(values.type) == str(column.type):
             return values
         try:
+            if isinstance(column.type, pa.FixedShapeTensorType):
+                return as_tensors(values, column.type)
             cast = values.cast(column.type)
             if pa.types.is_null(values.type):
                 return cast

@@ -20,7 +20,19 @@ from numpy.lib import format as npy
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import is_bytes, is_list, is_number, is_text, nesting, parse_type
+from dask_image_ingest.frames import (
+    as_lists,
+    as_tensors,
+    is_bytes,
+    is_list,
+    is_number,
+    is_text,
+    list_sizes,
+    nesting,
+    parse_type,
+    tensor_array,
+    tensor_type,
+)
 
 # NumPy parses a header as a literal of Python. Those of plain arrays are shorter, and it takes a
 # second for some of 10,000 characters.
@@ -71,13 +83,21 @@ def arrays_to_lists(
         return None
     depth, value = nesting(type_)
     dtype = np.dtype(value.to_pandas_dtype())
+    sizes = list_sizes(type_)
     arrays = [_array(content, depth, dtype) for content in contents]
+    arrays = [array if array is None or _has(array.shape, sizes) else None for array in arrays]
     misfits = [
         row
         for row, (array, content) in enumerate(zip(arrays, contents, strict=True))
         if array is None and content is not None
     ]
+    if (tensors := tensor_type(type_)) is not None:
+        return tensor_array(arrays, tensors), misfits
     return _lists(arrays, type_, dtype), misfits
+
+
+def _has(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
+    return all(size in (None, edge) for size, edge in zip(sizes, shape, strict=True))
 
 
 def type_advice(content: bytes, type_: pa.DataType) -> str | None:
@@ -90,6 +110,7 @@ def type_advice(content: bytes, type_: pa.DataType) -> str | None:
     shape, _, stored = header
     depth, value = nesting(type_)
     fits = len(shape) == depth and np.can_cast(stored, value.to_pandas_dtype(), "safe")
+    fits = fits and _has(shape, list_sizes(type_))
     if fits or not shape or stored.kind not in "biuf" or stored.itemsize > 8:
         return None
     name = "float32" if stored.name == "float16" else stored.name  # not every backend has float16
@@ -137,7 +158,7 @@ def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dt
         np.concatenate([np.empty(0, dtype), *(a.ravel() for a in present)], dtype=dtype)
     )
     types = [type_]
-    while is_list(types[-1].value_type):
+    while is_list(types[-1].value_type) or pa.types.is_fixed_size_list(types[-1].value_type):
         types.append(types[-1].value_type)
     for level in reversed(range(1, len(types))):
         lengths = [np.full(math.prod(a.shape[:level]), a.shape[level]) for a in present]
@@ -149,6 +170,8 @@ def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dt
 def _list(
     type_: pa.DataType, lengths: np.ndarray, values: pa.Array, mask: pa.Array | None = None
 ) -> pa.Array:
+    if pa.types.is_fixed_size_list(type_):
+        return pa.FixedSizeListArray.from_arrays(values, type=type_)
     large = pa.types.is_large_list(type_)
     offsets = pa.array(
         np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32()
@@ -163,8 +186,10 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     Arrow alone is too lenient (1.5 becomes the integer 1, "cat" a list of three strings) and too
     strict (it rejects 2**24 + 1 as a float32).
     """
-    if is_list(type_):
-        return _null_or(_items(strict_coercion(type_.value_type)))
+    type_ = as_lists(type_)
+    if is_list(type_) or pa.types.is_fixed_size_list(type_):
+        (size, *_) = list_sizes(type_)
+        return _null_or(_items(strict_coercion(type_.value_type), size))
     if pa.types.is_struct(type_):
         return _null_or(_record({field.name: strict_coercion(field.type) for field in type_}))
     if pa.types.is_boolean(type_):
@@ -186,8 +211,13 @@ def _null_or(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
     return lambda value: None if value is None else coerce(value)
 
 
-def _items(coerce: Callable[[Any], Any]) -> Callable[[Any], list[Any]]:
-    return lambda value: [coerce(item) for item in _exactly(list, value)]
+def _items(coerce: Callable[[Any], Any], size: int | None) -> Callable[[Any], list[Any]]:
+    def items(value: Any) -> list[Any]:
+        if size not in (None, len(_exactly(list, value))):
+            raise ValueError
+        return [coerce(item) for item in _exactly(list, value)]
+
+    return items
 
 
 def _record(fields: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
@@ -296,10 +326,15 @@ def convert(
     else:
         values, misfits = _read(contents, _reader(type_, path), strict_coercion(type_))
     try:
-        return pa.array(values, type_), misfits
+        return _column(values, type_), misfits
     except _MISFIT:
         array, more = _one_by_one(values, type_)
         return array, sorted(misfits + more)
+
+
+def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    array = pa.array(values, as_lists(type_))
+    return as_tensors(array, type_) if isinstance(type_, pa.FixedShapeTensorType) else array
 
 
 def _plain_integers(contents: Sequence[bytes | None], type_: pa.DataType) -> pa.Array | None:
@@ -368,6 +403,8 @@ def _read(
 
 def is_supported(type_: pa.DataType) -> bool:
     """True if a column can be of this type."""
+    if (tensors := tensor_type(type_)) is not None:
+        return pa.types.is_float16(tensors.value_type) or is_supported(tensors.value_type)
     if is_list(type_):
         return is_supported(type_.value_type)
     if pa.types.is_struct(type_):
@@ -411,8 +448,8 @@ def _one_by_one(
     misfits = []
     for row, value in enumerate(values):
         try:
-            pa.array([value], type_)
+            _column([value], type_)
         except _MISFIT:
             fitting[row] = None
             misfits.append(row)
-    return pa.array(fitting, type_), misfits
+    return _column(fitting, type_), misfits

@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColumn
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.frames import Backend, is_list, is_text
+from dask_image_ingest.frames import Backend, is_list, is_text, tensor_type
 from dask_image_ingest.storage import (
     Listings,
     NotParquetError,
@@ -139,6 +139,9 @@ def without_it(error: Exception) -> Exception:
 
 def column_type(type_: pa.DataType, backend: Backend) -> pa.DataType | None:
     """The type of a file's column in a frame of this backend; None if unsupported."""
+    tensors = tensor_type(type_)
+    if tensors is not None and is_supported(tensors) and backend.holds(tensors):
+        return tensors
     plain = plain_type(type_)
     return plain if plain is not None and backend.holds(plain) else None
 
