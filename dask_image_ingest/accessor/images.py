@@ -477,9 +477,9 @@ class Images(ABC, Generic[Frame, Series]):
         sample = make_sample(*drawn, self._columns(), self._computed_column)
         sizes = make_buckets(buckets, self._columns(), self._computed_column)
         schedule = Schedule(shuffle, epoch, steps, repeat, sample, sizes)
-        return Batches([self.frame_rows(columns)], schedule=schedule, **options)
+        return Batches([self._frame_rows(columns)], schedule=schedule, **options)
 
-    def frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
+    def _frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
         """The rows with their image and some of the other columns, for batches.
 
         Raises

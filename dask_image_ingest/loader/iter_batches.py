@@ -67,7 +67,7 @@ RowsOf = Callable[..., tuple[BatchRows, np.ndarray]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """Which rows an epoch has, and in which order: arguments of ``iter_batches``.
+    """The rows of an epoch and their order: arguments of ``iter_batches``.
 
     Attributes
     ----------
@@ -148,7 +148,7 @@ class FrameRows(NamedTuple):
 
 
 class MixOf(NamedTuple):
-    """How rows of several frames are mixed."""
+    """Shares of several frames in a step."""
 
     shares: np.ndarray
     longest: bool

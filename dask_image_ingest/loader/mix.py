@@ -117,7 +117,7 @@ def _mixed(
     start: Any,
     share: Share,
 ) -> Batches:
-    rows = [frame.images.frame_rows(columns) for frame in frames]
+    rows = [frame.images._frame_rows(columns) for frame in frames]
     first = rows[0]
     for other in rows[1:]:
         if {*other.names} != {*first.names} or other.image != first.image:

@@ -469,7 +469,7 @@ _MOST_KNOWN = 64
 
 
 def _once(key: tuple[str, int | None], compute: Callable[[], Any]) -> Any:
-    """What ``compute`` gives, computed once in a process."""
+    """The result of ``compute``, computed once in a process."""
     with _known_lock:
         value = _known.get(key)
     if value is None:
