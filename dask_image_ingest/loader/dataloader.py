@@ -61,19 +61,19 @@ class TorchDataset(IterableDataset):
         # Rank and world of the main process, in a copy that was pickled; None in the original.
         self._rank: tuple[int, int] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._first = self._iterate(self._start)
+        self._iterate(self._start)
 
     def __repr__(self) -> str:
-        return f"<torch dataset, epoch {self._epoch}: {self._first!r}>"
+        return f"<torch dataset of {self._iterate(self._start, self._is_own)!r}>"
 
     def __len__(self) -> int:
-        return len(self._first)
+        return len(self._iterate(0))  # of this epoch: a mix has other lengths in others
 
     def __iter__(self) -> Iterator[Any]:
         _share_cores()
         self._iterated = self._epoch
-        self._batches = self._iterate(self._start)
-        self._begun, self._start = self._start, 0
+        self._batches = self._iterate(self._start, self._is_own)
+        self._begun, self._start, self._is_own = self._start, 0, False
         return self._batches if get_worker_info() is None else map(_in_shared_memory, self._batches)
 
     def __next__(self) -> Any:
@@ -90,7 +90,7 @@ class TorchDataset(IterableDataset):
     @property
     def position(self) -> Position:
         """Position of the next batch that this process iterates: an argument ``start=``."""
-        return (self._batches or self._iterate(self._start)).position
+        return (self._batches or self._iterate(self._start, self._is_own)).position
 
     def position_after(self, steps: int) -> Position:
         """Position after so many batches of the latest loop: an argument ``start=``.
@@ -143,7 +143,7 @@ class TorchDataset(IterableDataset):
         # cloudpickle: the frame may contain functions that cannot be imported. Pickle the rank,
         # too: a spawned worker has no process group.
         make, rank = cloudpickle.dumps(self._make), self._rank or torch_rank()
-        return self.__dict__ | {"_make": make, "_rank": rank, "_batches": None, "_first": None}
+        return self.__dict__ | {"_make": make, "_rank": rank, "_batches": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ = state | {"_make": cloudpickle.loads(state["_make"])}
@@ -154,10 +154,9 @@ class TorchDataset(IterableDataset):
     def _epoch(self) -> int:
         return int(self._shared_epoch[0])
 
-    def _iterate(self, start: Any) -> Batches:
+    def _iterate(self, start: Any, is_own: bool = False) -> Batches:
         share = self._share or Share(*(torch_rank() if self._rank is None else self._rank))
         worker, workers = torch_worker()
-        is_own, self._is_own = self._is_own, False
         share = share._replace(worker=0 if is_own else worker, workers=workers)
         return self._make(epoch=self._epoch, start=start, share=share)
 

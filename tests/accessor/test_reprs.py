@@ -67,19 +67,19 @@ def test_a_lazy_frame_lists_no_method_that_it_has_not(ddf):
 def test_batches_tell_their_size_their_columns_and_where_they_are(ddf, work):  # noqa: F811
     batches = ddf.images.iter_batches(5)
     assert repr(batches) == (
-        "<batches of 5 rows; 3 partitions; at partition 0, row 0; images 'image', 20 × 30 × 3, "
+        "<batches of 5 rows; 3 partitions; epoch 0; from batch 0 on; images 'image', 20 × 30 × 3, "
         "numpy; columns 'cls'>"
     )
     assert not work
     next(batches)
-    assert "; at partition 0, row 5; " in repr(batches)
+    assert "; at row 5; " in repr(batches)
     for _ in batches:
         pass
     assert "; at the end; " in repr(batches)
     options = {"shuffle": 7, "normalize": (0.5, 0.5), "columns": [], "start": 2}
     assert repr(ddf.images.iter_batches(5, **options)) == (
-        "<batches of 5 rows; 3 partitions; shuffle=7, mixing up to 3 partitions; after 2 batches; "
+        "<batches of 5 rows; 3 partitions; shuffle=7; epoch 0; from batch 2 on; "
         "images 'image', 20 × 30 × 3, numpy, normalized>"
     )
-    mixed = ddf.images.iter_batches(5, shuffle=7, shuffle_buffer=1000)
-    assert "; shuffle=7, mixing 1,000 rows; " in repr(mixed)
+    for_ever = ddf.images.iter_batches(5, shuffle=7, repeat=True)
+    assert "; epoch 0; for ever; " in repr(for_ever)

@@ -74,7 +74,9 @@ def test_a_last_smaller_batch_may_be_dropped(ddf):
 def test_rows_without_an_image_are_left_out(with_bad_ones):
     batches = list(with_bad_ones.images.iter_batches(3, columns=["__key__"]))
     assert keys(batches) == good_keys(with_bad_ones)
-    assert {len(batch["image"]) for batch in batches[:-1]} == {3}
+    rows = with_bad_ones.compute()
+    sizes = [int(rows.image[at : at + 3].notna().sum()) for at in range(0, len(rows), 3)]
+    assert [len(batch["image"]) for batch in batches] == sizes
 
 
 def test_images_that_differ_in_shape_come_as_a_list(shards):
@@ -164,7 +166,7 @@ class TestShuffle:
 @pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 50])
 def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
     options = {"columns": ["__key__"], "shuffle": shuffle}
-    whole, positions = [], [(0, 0)]
+    whole, positions = [], [(0, 0, shuffle, None, None)]
     batches = with_bad_ones.images.iter_batches(batch_size, **options)
     for batch in batches:
         whole.append(batch["__key__"].tolist())
@@ -202,9 +204,17 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
         {"prefetch": 0.5},
         {"shuffle": True},
         {"shuffle": "seed"},
-        {"shuffle": 1, "shuffle_buffer": 0},
-        {"shuffle": 1, "shuffle_buffer": 2.5},
-        {"shuffle_buffer": 9},
+        {"shuffle": -1},
+        {"epoch": -1},
+        {"epoch": 1.0},
+        {"steps": 0},
+        {"steps": 2, "repeat": True},
+        {"repeat": 1},
+        {"replacement": False},
+        {"weights": "cls", "balance": "cls"},
+        {"weights": "nothing"},
+        {"balance": 3},
+        {"collate_fn": 3},
         {"start": -1},
         {"start": True},
         {"format": "jax"},
@@ -242,7 +252,7 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
 @pytest.mark.newest
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("shuffle", "most"), [([], 3), (["3", "300"], 6)], ids=["in order", "three in the buffer"]
+    ("shuffle", "most"), [([], 3), (["3"], 17)], ids=["in order", "shuffled: 1 GiB is 14"]
 )
 def test_memory_stays_within_a_few_partitions_of_twenty(shuffle, most):
     finished = subprocess.run(
@@ -258,6 +268,7 @@ def test_memory_stays_within_a_few_partitions_of_twenty(shuffle, most):
     assert 1 < peak <= most
 
 
+@pytest.mark.torch
 def test_torch_tensors_share_the_memory_of_the_partition(ddf):
     torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
     frame = ddf.get_partition(0).compute()
@@ -280,7 +291,6 @@ def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, pers
         frame = ddf.persist() if persist else ddf
         batches = frame.images.iter_batches(5, columns=["__key__"])
         first = next(batches)
-        assert batches._source._client is client
         assert [*first["__key__"], *keys(batches)] == want
         assert len(keys(frame.images.iter_batches(5, shuffle=1, start=2))) == 14
     if not persist:
@@ -290,7 +300,9 @@ def test_partitions_are_read_ahead_on_the_workers_of_a_cluster(client, ddf, pers
 @pytest.mark.slow
 def test_tasks_on_all_workers_may_iterate(client, ddf, shards):
     want = ddf.compute()["__key__"].tolist()
-    tasks = [client.submit(keys_in_a_task, shards, start) for start in (0, (1, 2))]
+    tasks = [
+        client.submit(keys_in_a_task, shards, start) for start in (0, (0, 10, None, None, None))
+    ]
     first, second = client.gather(tasks)
     assert first == want
     assert second == want[10:]
@@ -337,5 +349,6 @@ def test_a_script_that_ends_does_not_wait_for_a_partition_of_a_cluster(shards, d
 def test_the_collector_may_end_an_iteration_on_a_thread_that_reads(ddf):
     batches = ddf.images.iter_batches(5)
     next(batches)
-    batches._source._threads.submit(batches.close).result(20)
+    (source,) = batches._sources
+    source._threads.submit(batches.close).result(20)
     assert next(batches, None) is None

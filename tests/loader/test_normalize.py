@@ -80,6 +80,7 @@ def test_zero_and_one_are_values_from_0_to_1(ddf):
     np.testing.assert_allclose(batch["image"], expected(plain["image"], (0, 1, 0), 1), atol=2e-6)
 
 
+@pytest.mark.torch
 def test_a_tensor_is_what_torch_makes_by_itself(ddf):
     torch = pytest.importorskip("torch")
     mean, std = (torch.tensor(part)[:, None, None] for part in (MEAN, STD))

@@ -27,12 +27,12 @@ def partition(number, images=IMAGES):
     return get_backend("pandas").frame(table, np.arange(images), pixels)
 
 
-def main(shuffle, buffer=None):
+def main(shuffle):
     ddf = dd.from_map(partition, range(PARTITIONS), meta=partition(0, images=1).iloc[:0])
     before = status("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak so far is forgotten
     numbers = []
-    for batch in ddf.images.iter_batches(7, shuffle=shuffle, shuffle_buffer=buffer):
+    for batch in ddf.images.iter_batches(7, shuffle=shuffle):
         assert (batch["image"][:, 0, 0, 0] == batch["number"] // IMAGES).all()
         numbers += batch["number"].tolist()
     assert sorted(numbers) == list(range(PARTITIONS * IMAGES))
