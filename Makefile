@@ -18,7 +18,7 @@ checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test test-fast test-packaging nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
+.PHONY: help setup notebooks demo test test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -40,6 +40,9 @@ test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: a m
 
 test-packaging: .venv/.stamp-test ## test the wheel, tools, examples and documentation
 	@$(bin)/python -m pytest -m packaging $(pytest_args)
+
+test-torch: .venv/.stamp-notebooks ## the tests that need torch and Jupyter, which it adds to .venv
+	@$(bin)/python -m pytest -m torch $(pytest_args)
 
 nightly: .venv/.stamp-test ## all tests, random ones with fresh seeds and many rounds (an hour)
 	@$(bin)/python -m pytest --nightly $(pytest_args) --timeout 1800

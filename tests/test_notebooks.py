@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.packaging
+pytestmark = [pytest.mark.packaging, pytest.mark.torch]
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"

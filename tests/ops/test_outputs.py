@@ -292,11 +292,13 @@ class TestTensors:
     def torch(self):
         return pytest.importorskip("torch", reason="pip install torch==2.13.0")
 
+    @pytest.mark.torch
     def test_a_model_in_training_need_not_detach(self, frame, torch):
         values = torch.arange(4.0, requires_grad=True) * 2
         assert out(frame, values, "float32") == [0, 2, 4, 6]
         assert out(frame, list(values), "float32") == [0, 2, 4, 6]
 
+    @pytest.mark.torch
     @pytest.mark.parametrize("kind", ["bfloat16", "float8_e4m3fn", "float16"])
     def test_floats_of_few_bits_keep_their_values(self, frame, torch, kind):
         values = torch.tensor([0.5, 1, -2, 4], requires_grad=True).to(getattr(torch, kind))
@@ -304,6 +306,7 @@ class TestTensors:
         made = frame.images.map_batches(lambda x: values[:, None], {"v": "list<float32>"})
         assert made.images.vectors("v").ravel().tolist() == [0.5, 1, -2, 4]
 
+    @pytest.mark.torch
     def test_images_may_be_tensors(self, frame, torch):
         def doubled(images):
             return torch.from_numpy(images).mul_(2)
