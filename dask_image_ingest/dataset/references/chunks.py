@@ -238,13 +238,15 @@ def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
 def last_decode(expr: dx.Expr) -> LastDecode | None:
     """The decode that ends a query; None if it ends otherwise or reads remote or piped shards.
 
+    None also if rows are dropped by their errors, so that their number is not known before.
+
     The scan of a remote shard may download all of it, and a later decode would do so again.
     """
     decode = expr = expr.simplify()
     while isinstance(decode, dx.Projection) and decode.ndim == 2:
         decode = decode.frame
-    if type(decode) is not Decode or decode.limit is not None:
-        return None
+    if type(decode) is not Decode or decode.limit is not None or decode.only is not None:
+        return None  # how many rows there are is known when they are decoded
     nodes = list(decode.frame.walk())
     if not all(isinstance(node, dx.Blockwise) for node in nodes):
         return None
