@@ -195,7 +195,7 @@ def test_no_example_is_skipped():
 
 
 # Results of public calls, which users name in annotations.
-TYPES = ("loader.Batches", "loader.MixedBatches", "loader.Position", "view.Thumbnails")
+TYPES = ("loader.Batches", "loader.Position", "view.Thumbnails")
 
 
 def _public() -> dict[str, Any]:

@@ -39,9 +39,9 @@ ddf.images.map_batches(len, {"n": "int8"}).images  # -> LazyImages
 ddf.images.channel_stats()  # -> DataFrame
 ddf.images.show()  # -> Thumbnails
 ddf.images.iter_batches(64)  # -> Batches
-next(ddf.images.iter_batches(64))  # -> dict[str, Any]
+next(ddf.images.iter_batches(64))  # -> Any
 ddf.images.iter_batches(64).position.row  # -> int
-dii.mix([ddf, ddf], 64)  # -> MixedBatches
+dii.mix([ddf, ddf], 64)  # -> Batches
 dii.read_images("photos")  # -> ImageDataFrame
 dii.read_parquet_images("photos.parquet")  # -> ImageDataFrame
 dii.decode_images(ddf)  # -> ImageDataFrame

@@ -6,12 +6,12 @@ import gc
 import weakref
 from concurrent.futures import Future
 
+import numpy as np
 import pytest
-from small_frames import BACKEND, small_frame
+from small_frames import small_frame
 
-from dask_image_ingest.loader.iter_batches import Batches, portions
-from dask_image_ingest.loader.order import Buffer, Order, Position, Shuffle
-from dask_image_ingest.loader.source import Source
+from dask_image_ingest.loader import Batches, FrameRows, Schedule, Source
+from dask_image_ingest.loader.order import Share
 
 
 class Reads(Source):
@@ -22,6 +22,9 @@ class Reads(Source):
         self.frames: list[weakref.ref] = []
         self.open = False
         self.partitions = 9
+
+    def counts(self):
+        return np.full(9, 3)
 
     def __enter__(self):
         self.open = True
@@ -39,65 +42,58 @@ class Reads(Source):
         return done
 
 
-def in_order(source, numbers, depth):
-    order = Order(0, (0, 1))
-    order.partitions = list(numbers)
-    return portions(order, Position(0, 0), source, depth, "image", BACKEND)
+def batches_of(source, depth, **options):
+    rows = FrameRows(source, small_frame([]), "image", None)
+    return Batches(
+        [rows],
+        batch_size=3,
+        format="numpy",
+        normalize=None,
+        schedule=Schedule(**options),
+        drop_last=False,
+        prefetch=depth,
+        start=0,
+        share=Share(),
+    )
 
 
 @pytest.mark.parametrize("depth", [0, 1, 2, 5, 100])
 def test_no_more_than_its_depth_is_read_ahead(depth):
     source = Reads()
-    numbers = [4, 2, 9, 0, 7, 1]
-    ahead, rows = in_order(source, numbers, depth)
+    batches = batches_of(source, depth)
     assert source.begun == []
-    ahead.fill()
-    seen = []
-    for used, portion in enumerate(rows, 1):
-        assert len(source.begun) <= max(used, used - 1 + depth)
-        seen.append(portion.rows.columns["key"][0] // 3)
-        ahead.fill()
-        assert len(source.begun) == min(used + depth, len(numbers))
-    assert seen == source.begun == numbers
+    for used, batch in enumerate(batches, 1):
+        assert batch["key"].tolist() == [3 * used - 3, 3 * used - 2, 3 * used - 1]
+        assert len(source.begun) <= min(max(used, used - 1 + depth), 9)
+    assert source.begun == list(range(9))
 
 
-def test_nothing_is_read_until_the_queue_may_be_filled():
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_shuffle_reads_each_partition_once(depth):
     source = Reads()
-    ahead, rows = in_order(source, range(9), 2)
-    ahead.fill()
-    next(rows)
-    assert source.begun == [0, 1]
-
-
-@pytest.mark.parametrize("depth", [0, 2, 5])
-def test_it_goes_on_while_a_shuffle_fills_its_buffer(depth):
-    source = Reads()
-    order = Shuffle(1, 20, (0, 1), Buffer(rows=24))
-    _, rows = portions(order, Position(0, 0), source, depth, "image", BACKEND)
-    next(rows)
-    assert source.begun == order.partitions[: 8 + depth]  # of three images each
+    batches = batches_of(source, depth, shuffle=1)
+    assert sorted(key for batch in batches for key in batch["key"].tolist()) == list(range(27))
+    assert sorted(source.begun) == list(range(9))
 
 
 @pytest.mark.slow
 def test_what_was_handed_out_or_is_no_longer_wanted_is_not_kept():
     source = Reads()
-    ahead, rows = in_order(source, range(9), 3)
-    ahead.fill()
-    portion = next(rows)
+    batches = batches_of(source, 3)
+    batch = next(batches)
+    next(batches)
+    assert len(batch["key"]) == 3
+    del batch
     gc.collect()
-    assert [frame() is None for frame in source.frames] == [True, False, False]
-    assert len(portion.rows) == 3
-    ahead.clear()
+    assert source.frames[0]() is None
+    batches.close()
     gc.collect()
-    assert [frame() is None for frame in source.frames] == [True] * 3
+    assert [frame() for frame in source.frames] == [None] * len(source.frames)
 
 
 def test_a_stream_that_is_left_closes_what_it_reads_from():
     source = Reads()
-    meta = small_frame([])
-    options = {"batch_size": 2, "format": "numpy", "normalize": None, "drop_last": False}
-    options |= {"shuffle": None, "shuffle_buffer": None, "prefetch": 3, "start": 0, "shape": None}
-    batches = Batches(source, meta, "image", shard=(0, 1), **options)
+    batches = batches_of(source, 3)
     next(batches)
     assert source.open
     batches.close()
