@@ -16,7 +16,14 @@ import pylibcudf as plc
 
 from dask_image_ingest.decode import Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes, is_list, is_text
+from dask_image_ingest.frames.arrow_types import (
+    bytes_of,
+    is_byte_list,
+    is_bytes,
+    is_list,
+    is_text,
+    type_name,
+)
 from dask_image_ingest.frames.backend import NewColumn, gpus, require_gpu
 from dask_image_ingest.frames.cudf.pixels import check_pixels
 from dask_image_ingest.frames.image_dtype import (
@@ -65,7 +72,7 @@ def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     for name, type_ in types.items():
         if not holds(type_):
             raise ArgumentError(
-                f"column {name!r} is of type {type_}, for which cuDF has none: say another type, "
+                f"column {name!r} is of type {type_name(type_)}, for which cuDF has none: say another type, "
                 "leave the column out, or pass backend='pandas'"
             )
     return {name: stored(type_) for name, type_ in types.items()}
@@ -194,8 +201,9 @@ def frame_of_new(
     types = {name: type_ for name, (_, type_) in columns.items()}
     if not len(index):
         return empty_frame(types, index)
+    in_cudf = stored_types(types)
     new = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
-    frame = _frame_of(new, stored_types(types), index)
+    frame = _frame_of(new, in_cudf, index)
     for name, type_ in types.items():
         if pa.types.is_floating(type_):
             frame[name] = frame[name].nans_to_nulls()
