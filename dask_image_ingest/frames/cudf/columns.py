@@ -72,8 +72,8 @@ def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     for name, type_ in types.items():
         if not holds(type_):
             raise ArgumentError(
-                f"column {name!r} is of type {type_name(type_)}, for which cuDF has none: say another type, "
-                "leave the column out, or pass backend='pandas'"
+                f"column {name!r} is of type {type_name(type_)}, for which cuDF has none: say "
+                "another type, leave the column out, or pass backend='pandas'"
             )
     return {name: stored(type_) for name, type_ in types.items()}
 
