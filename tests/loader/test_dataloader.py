@@ -164,6 +164,20 @@ class TestDataLoader:
         with pytest.raises(dii.ClusterError, match=r"no room in shared memory[\s\S]*--shm-size"):
             list(loader)
 
+    def test_a_worker_that_dies_is_an_error_and_not_waited_for(self, ddf, data):
+        def die(rows):
+            os._exit(9)
+
+        loader = ddf.images.dataloader(2, collate_fn=die, **two_workers())
+        with pytest.raises(RuntimeError, match="exited unexpectedly"):
+            list(loader)
+
+    def test_images_of_rows_are_collated_in_the_workers(self, ddf, data):
+        loader = ddf.images.dataloader(
+            3, collate_fn=lambda rows: [int(row["key"]) for row in rows], **two_workers()
+        )
+        assert list(loader) == [keys([batch]) for batch in ddf.images.iter_batches(3)]
+
     @pytest.mark.parametrize("state", [{}, {"epoch": 1}, None, [1, 2]])
     def test_what_is_no_state_is_refused(self, ddf, data, state):
         dataset = ddf.images.dataloader(2).dataset

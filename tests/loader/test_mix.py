@@ -132,6 +132,20 @@ def test_tensors_stay_tensors(frames):
     assert batch["cls"].shape == (6,)
 
 
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_workers_of_a_data_loader_take_its_steps_in_turn(frames):
+    data = pytest.importorskip("torch.utils.data", reason="pip install torch==2.13.0")
+    options = {"shuffle": 4, "longest": True, "columns": ["cls", "__key__"]}
+    batches = dii.mix(frames, 5, format="torch", **options)
+    loader = data.DataLoader(batches, batch_size=None, num_workers=2)
+    for epoch in (0, 1):
+        batches.set_epoch(epoch)
+        want = dii.mix(frames, 5, epoch=epoch, **options)
+        assert len(loader) == len(want)
+        assert [keys([batch]) for batch in loader] == [keys([batch]) for batch in want]
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
