@@ -88,8 +88,9 @@ def test_images_and_labels_stay_with_their_keys(ddf):
             lambda images: images.mean((1, 2, 3)), {"mean": "float32"}, keep_image=True
         ),
         lambda ddf: ddf.shuffle("cls"),
+        lambda ddf: ddf[~ddf["__key__"].str.slice(-1).isin(["0", "5"])],
     ],
-    ids=["error", "filter", "assign", "header", "partitions", "head", "function", "moved"],
+    ids=["error", "filter", "assign", "header", "partitions", "head", "function", "moved", "isin"],
 )
 def test_any_query_gives_its_rows(ddf, query, work):  # noqa: F811
     wanted = query(ddf)
@@ -144,3 +145,14 @@ def test_shards_without_random_access_are_decoded_whole(photos, tmp_path, work):
     before = work["walks"]
     assert len(set(keys(ddf.images.iter_batches(4, shuffle=2)))) == 12
     assert work["walks"] - before <= 6  # once to count
+
+
+def test_a_rule_of_isin_moves_no_rows(ddf, work):  # noqa: F811
+    last = ddf["__key__"].str.slice(-1)
+    ruled = ddf[~last.isin(["0", "5"])]
+    work.clear()
+    batches = ruled.images.iter_batches(4, columns=["__key__"])
+    assert not work
+    assert f"; {ddf.npartitions} partitions;" in repr(batches)
+    witness = ddf[~((last == "0") | (last == "5"))]
+    assert keys(batches) == keys(witness.images.iter_batches(4, columns=["__key__"]))

@@ -127,8 +127,14 @@ def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
     return [
         rows
         for rows in inputs.values()
-        if not all(isinstance(node, (dx.Blockwise, dx.FromGraph)) for node in rows.walk())
+        if not all(isinstance(node, (dx.Blockwise, dx.FromGraph)) for node in _nodes(rows))
     ]
+
+
+def _nodes(expr: dx.Expr) -> list[dx.Expr]:
+    """The nodes of a query, apart from the values of ``isin``, which are no rows."""
+    values = {id(isin.operand("values")) for isin in expr.find_operations(dx.Isin)}
+    return [node for node in expr.walk() if id(node) not in values or node.ndim]
 
 
 def _split_large(
@@ -247,7 +253,7 @@ def last_decode(expr: dx.Expr) -> LastDecode | None:
         decode = decode.frame
     if type(decode) is not Decode or decode.limit is not None or decode.only is not None:
         return None  # how many rows there are is known when they are decoded
-    nodes = list(decode.frame.walk())
+    nodes = _nodes(decode.frame)
     if not all(isinstance(node, dx.Blockwise) for node in nodes):
         return None
     urls = [getattr(node, "first_url", None) for node in nodes if not node.dependencies()]
