@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import struct
-import subprocess
-import sys
 import zlib
 
 import pytest
 from corpus import bad_images, images, picture, save
+from forked_python import run_python
 from handmade import PNG_SIGNATURE, png_chunk
 from photo_shards import write_tar
 
@@ -61,10 +60,8 @@ print(json.dumps([peak() - before, dict(zip(frame["__key__"], error))]))
 
 
 def read_in_a_process(clean, path):
-    finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(clean), str(path)], capture_output=True, timeout=280
-    )
-    assert finished.returncode == 0, finished.stderr.decode()
+    finished = run_python(SCRIPT, clean, path)
+    assert finished.returncode == 0, finished.stderr
     return json.loads(finished.stdout)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import dask
 import numpy as np
 import pytest
 from counted import work  # noqa: F401  a fixture
+from forked_python import run_python
 from photo_shards import write_tar
 from processes import printed, until
 
@@ -245,13 +244,8 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
     ("shuffle", "most"), [([], 3), (["3", "300"], 6)], ids=["in order", "three in the buffer"]
 )
 def test_memory_stays_within_a_few_partitions_of_twenty(shuffle, most):
-    finished = subprocess.run(
-        [sys.executable, ROOT / "tests" / "support" / "bounded_memory.py", *shuffle],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    program = ROOT / "tests" / "support" / "bounded_memory.py"
+    finished = run_python(program.read_text(), *shuffle)
     assert finished.returncode == 0, finished.stderr
     peak = json.loads(finished.stdout)["peak"]
     print(f"peak: {peak:.2f} partitions")

@@ -14,6 +14,7 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
+from forked_python import run_python
 from processes import until
 
 import dask_image_ingest as dii
@@ -243,9 +244,8 @@ def test_a_fork_does_not_write_where_its_parent_reads(block):
         "os._exit(block.claim()) if not child else None;"
         "assert os.waitpid(child, 0)[1] == 0 and block.claim()"
     )
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    finished = run_python(program)
+    assert finished.returncode == 0, finished.stderr
 
 
 FORK = """
@@ -278,8 +278,8 @@ assert addresses[1] == again.ctypes.data, "memory that nobody looks at was not u
 
 def test_images_of_a_fork_stay_what_they_are():
     """As in a task that starts the workers of a torch DataLoader."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", FORK], check=True, env=environment, timeout=280)
+    finished = run_python(FORK)
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_memory_that_is_lent_serves_no_new_array():

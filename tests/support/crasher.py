@@ -68,7 +68,14 @@ class Planter(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, Planter())
+for name, plant in PLANTS.items():
+    if name in sys.modules:
+        plant(sys.modules[name])
 """
+
+#: The beginning of a program that runs in a fork: Python has looked for that module already.
+PLANTED = "import os, sys; sys.path[:0] = os.environ['PYTHONPATH'].split(':'); import sitecustomize"
+PLANTED += "\n"
 
 
 def plant(folder: Path) -> dict[str, str]:

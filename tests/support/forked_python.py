@@ -1,0 +1,97 @@
+"""Python programs in forks of a process that has imported what they need.
+
+A new Python imports Dask's dataframes for two seconds and DALI for one more; a fork has both at
+once. A new one is started for what is promised of an import, of the end of a process, or of what
+its variables say from the first line on: ``processes.printed``.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import types
+from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import dask
+from processes import SECONDS, python_path
+
+#: What forks have imported, workers of clusters among them. CUDA does not live through a fork.
+IMPORTED = ["distributed", "dask.dataframe", "dask_image_ingest"]
+if not os.path.exists("/dev/nvidiactl"):
+    IMPORTED.append("nvidia.dali.fn")
+
+# Coverage measures processes that are started, not such forks.
+MEASURED = "COVERAGE_RUN" in os.environ
+
+
+def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run a program, as ``python -c CODE ARGUMENTS`` does."""
+    strings = list(map(str, arguments))
+    if MEASURED:
+        return subprocess.run(
+            [sys.executable, "-c", code, *strings],
+            env=os.environ | {"PYTHONPATH": python_path()} | environment,
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            check=False,
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        output, errors = Path(folder, "output"), Path(folder, "errors")
+        process = start_fork(_run_main, code, strings, output=output, errors=errors, **environment)
+        process.join(SECONDS)
+        if process.exitcode is None:
+            process.kill()
+            process.join()
+        assert process.exitcode is not None
+        return subprocess.CompletedProcess(
+            code, process.exitcode, output.read_text(), errors.read_text()
+        )
+
+
+def start_fork(
+    function: Callable[..., None],
+    *arguments: Any,
+    output: Path,
+    errors: Path,
+    folder: Path | None = None,
+    **environment: str,
+) -> BaseProcess:
+    """Start a function in a fork that leads a process group, with what it writes in two files."""
+    output.touch()
+    errors.touch()
+    variables = dict(os.environ | environment)
+    process = get_context("forkserver").Process(
+        target=_run, args=(function, arguments, str(output), str(errors), folder, variables)
+    )
+    process.start()
+    return process
+
+
+def _run(function, arguments, output, errors, folder, variables) -> None:
+    os.setsid()
+    for path, number in ((output, 1), (errors, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_APPEND)
+        os.dup2(file, number)
+        os.close(file)
+    if folder is not None:
+        os.chdir(folder)
+    # As a new Python would read them.
+    os.environ.clear()
+    os.environ.update(variables)
+    tempfile.tempdir = None
+    dask.config.refresh()
+    function(*arguments)
+
+
+def _run_main(code: str, arguments: list[str]) -> None:
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    sys.argv = ["-c", *arguments]
+    exec(compile(code, "<program>", "exec"), vars(module))
