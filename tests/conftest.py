@@ -205,7 +205,7 @@ def client(cluster, synchronous):
         yield connected
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def spawned():
     """Workers that are started as users' are, with what the environment says by then."""
     with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):

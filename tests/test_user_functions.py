@@ -349,8 +349,8 @@ def test_a_reloaded_module_takes_effect_in_new_queries(shards, written):
 @pytest.mark.slow
 def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
-    path = {"PYTHONPATH": HandStarted.path(first=[tmp_path]), "PYTHONDONTWRITEBYTECODE": "1"}
-    with HandStarted(tmp_path / "cluster", **path) as cluster, dask.config.set(scheduler=None):
+    started = HandStarted(tmp_path / "cluster", PYTHONDONTWRITEBYTECODE="1")
+    with started as cluster, dask.config.set(scheduler=None):
         worker = cluster.worker("--no-nanny")
         with cluster.client(1) as client:
             module = written("blank", BLANK.format(value=1))

@@ -22,7 +22,7 @@ def bombs() -> dict[str, bytes]:
     """Name → a file that would take gigabytes if it were believed."""
     found = {name: data for name, (data, code) in bad_images().items() if code == "too-large"}
     plain = images()["png-rgb-8"]
-    zeros = zlib.compress(bytes(1 << 30), 9)
+    zeros = compressed_zeros(1 << 30)
     before, after = plain[:33], plain[33:]
     found["png-iccp"] = before + png_chunk(b"iCCP", b"profile\0\0" + zeros) + after
     found["png-ztxt"] = before + png_chunk(b"zTXt", b"Comment\0\0" + zeros) + after
@@ -43,6 +43,15 @@ def bombs() -> dict[str, bytes]:
     head = b"II*\0" + struct.pack("<IH", 8, 10) + entries
     found["tiff-tile"] = head.ljust(200, b"\0") + zlib.compress(bytes(1 << 20))
     return found
+
+
+def compressed_zeros(size: int) -> bytes:
+    """As ``zlib.compress(bytes(size))``: the same block many times, which takes no time to make."""
+    deflate = zlib.compressobj(9, wbits=-15)
+    block = deflate.compress(bytes(1 << 20)) + deflate.flush(zlib.Z_FULL_FLUSH)
+    # Adler-32: of zeros the first sum stays 1, and the second one counts them.
+    checksum = struct.pack(">HH", size % 65_521, 1)
+    return b"\x78\xda" + block * (size >> 20) + deflate.flush() + checksum
 
 
 SCRIPT = """

@@ -213,7 +213,6 @@ def test_a_token_of_a_frame_is_the_same_in_every_process(shards, edited, tmp_pat
 RUN = """
 import os, signal, sys
 sys.path.insert(0, sys.argv[3])
-sys.dont_write_bytecode = True
 import dask
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
@@ -250,7 +249,8 @@ with dask.config.set(scheduler="synchronous"):
 def test_an_export_that_goes_on_in_another_process_has_no_values_of_old_code(shards, tmp_path):
     def resumed(out, value, how="resumed"):
         (tmp_path / "scorer.py").write_text(SCORER.format(value=value))
-        done = run_python(RUN, shards[0].parent, tmp_path / out, tmp_path, how)
+        arguments = (shards[0].parent, tmp_path / out, tmp_path, how)
+        done = run_python(RUN, *arguments, PYTHONDONTWRITEBYTECODE="1")
         assert done.returncode == (-9 if how == "killed" else 0), done.stderr
         return done.stdout
 

@@ -14,7 +14,6 @@ import tempfile
 import types
 from collections.abc import Callable
 from multiprocessing import get_context
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -44,34 +43,48 @@ def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.Com
         )
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        process = start_fork(_run_main, code, strings, output=output, errors=errors, **environment)
-        process.join(SECONDS)
-        if process.exitcode is None:
-            process.kill()
-            process.join()
-        assert process.exitcode is not None
-        return subprocess.CompletedProcess(
-            code, process.exitcode, output.read_text(), errors.read_text()
+        fork = Fork(_run_main, code, strings, output=output, errors=errors, **environment)
+        status = fork.wait(SECONDS)
+        return subprocess.CompletedProcess(code, status, output.read_text(), errors.read_text())
+
+
+class Fork:
+    """A function that runs in a fork, which leads a process group; what it writes is in two files.
+
+    ``folder`` is its working directory.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., None],
+        *arguments: Any,
+        output: Path,
+        errors: Path,
+        folder: Path | None = None,
+        **environment: str,
+    ) -> None:
+        output.touch()
+        errors.touch()
+        where = (str(output), str(errors), folder, dict(os.environ | environment))
+        self._process = get_context("forkserver").Process(
+            target=_run, args=(function, arguments, *where)
         )
+        self._process.start()
 
+    @property
+    def pid(self) -> int:
+        """The ID of the process, and of its group."""
+        assert self._process.pid is not None
+        return self._process.pid
 
-def start_fork(
-    function: Callable[..., None],
-    *arguments: Any,
-    output: Path,
-    errors: Path,
-    folder: Path | None = None,
-    **environment: str,
-) -> BaseProcess:
-    """Start a function in a fork that leads a process group, with what it writes in two files."""
-    output.touch()
-    errors.touch()
-    variables = dict(os.environ | environment)
-    process = get_context("forkserver").Process(
-        target=_run, args=(function, arguments, str(output), str(errors), folder, variables)
-    )
-    process.start()
-    return process
+    def wait(self, seconds: float) -> int:
+        """Wait for its end: the exit status. It is killed if it takes longer."""
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        assert self._process.exitcode is not None
+        return self._process.exitcode
 
 
 def _run(function, arguments, output, errors, folder, variables) -> None:
@@ -85,6 +98,7 @@ def _run(function, arguments, output, errors, folder, variables) -> None:
     # As a new Python would read them.
     os.environ.clear()
     os.environ.update(variables)
+    sys.dont_write_bytecode = "PYTHONDONTWRITEBYTECODE" in variables
     tempfile.tempdir = None
     dask.config.refresh()
     function(*arguments)
