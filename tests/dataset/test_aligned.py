@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-import random
 from pathlib import Path
 
 import dask
@@ -159,10 +158,10 @@ def test_labels_of_one_shard_and_labels_of_ones_own_are_dasks_affair(read, score
 
 
 @pytest.mark.slow
-def test_random_columns_of_two_reads_are_those_of_their_keys(read, scores):
-    rng = random.Random(3)
+@pytest.mark.rounds(1, nightly=5)
+def test_random_columns_of_two_reads_are_those_of_their_keys(read, scores, rng):
     reference = read(size=4).compute(scheduler="synchronous").set_index("__key__")
-    for _ in range(60):
+    for _ in range(15):
         parts = sorted(rng.sample(range(SHARDS), rng.randint(2, SHARDS)))
         one, other = (
             rng.choice(list(STEPS.values()))(rng, read(size=rng.choice([4, 8])).partitions[parts])

@@ -159,8 +159,18 @@ class TestShuffle:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [None, 0, 7])
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 50])
+@pytest.mark.parametrize(
+    ("batch_size", "shuffle"),
+    [
+        (4, None),
+        (4, 7),
+        (50, 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in [(1, None), (1, 0), (1, 7), (4, 0), (50, None), (50, 7)]
+        ),
+    ],
+)
 def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
     options = {"columns": ["__key__"], "shuffle": shuffle}
     whole, positions = [], [(0, 0)]

@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,8 +13,8 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from forked_python import run_python
-from processes import until
+from forked_python import Fork, run_main, run_python
+from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_pool import PixelMemory, SharedBlock, map_block
@@ -200,21 +199,20 @@ def test_a_block_has_no_other_use_while_it_is_lent(block):
     assert block.claim()
 
 
-def test_a_borrower_that_is_killed_holds_nothing(block):
+def test_a_borrower_that_is_killed_holds_nothing(block, tmp_path):
     program = (
         "import sys, time; from dask_image_ingest.frames.pixel_pool import map_block;"
         f"seal = bytes.fromhex('{block.seal.hex()}');"
         f"a = map_block({os.getpid()}, {block.file}, {NBYTES}, seal);"
         "print(int(a.sum()), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as borrower:
-        assert int(borrower.stdout.readline()) == 7 * NBYTES
-        assert not block.claim()
-        borrower.kill()
+    told = tmp_path / "told"
+    borrower = Fork(run_main, program, output=told, errors=told)
+    until(lambda: told.read_text().endswith("\n"))
+    assert int(told.read_text()) == 7 * NBYTES
+    assert not block.claim()
+    os.kill(borrower.pid, signal.SIGKILL)
+    borrower.wait(SECONDS)
     assert block.claim()
 
 

@@ -62,7 +62,10 @@ def test_a_buffer_for_all_rows_is_a_full_shuffle(ddf):
     assert abs(np.corrcoef(got, np.arange(len(got)))[0, 1]) < 0.08
 
 
-@pytest.mark.parametrize("buffer", [None, 1, 150, 350, 1000, 10**6])
+@pytest.mark.parametrize(
+    "buffer",
+    [None, 1, 350, *(pytest.param(n, marks=pytest.mark.nightly) for n in (150, 1000, 10**6))],
+)
 def test_each_image_comes_once_and_positions_go_on(ddf, buffer):
     options = {"shuffle": 3, "shuffle_buffer": buffer}
     batches = ddf.images.iter_batches(130, **options)
@@ -71,7 +74,7 @@ def test_each_image_comes_once_and_positions_go_on(ddf, buffer):
         whole.append(batch["key"].tolist())
         positions.append(json.loads(json.dumps(batches.position)))
     assert sorted(key for keys in whole for key in keys) == list(range(SHARDS * ROWS))
-    for done in (1, 4, 9, len(whole) - 2, len(whole) - 1, len(whole)):
+    for done in (1, 9, len(whole) - 1, len(whole)):
         rest = ddf.images.iter_batches(130, start=positions[done - 1], **options)
         assert [batch["key"].tolist() for batch in rest] == whole[done:], done
     rest = ddf.images.iter_batches(130, start=7, **options)

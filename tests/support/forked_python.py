@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -43,7 +43,7 @@ def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.Com
         )
     with tempfile.TemporaryDirectory() as folder:
         output, errors = Path(folder, "output"), Path(folder, "errors")
-        fork = Fork(_run_main, code, strings, output=output, errors=errors, **environment)
+        fork = Fork(run_main, code, strings, output=output, errors=errors, **environment)
         status = fork.wait(SECONDS)
         return subprocess.CompletedProcess(code, status, output.read_text(), errors.read_text())
 
@@ -104,7 +104,8 @@ def _run(function, arguments, output, errors, folder, variables) -> None:
     function(*arguments)
 
 
-def _run_main(code: str, arguments: list[str]) -> None:
+def run_main(code: str, arguments: Sequence[str] = ()) -> None:
+    """Run a program as the main module."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
     sys.argv = ["-c", *arguments]
