@@ -105,20 +105,19 @@ CASES = {
     "ufunc": "import numpy as np\nK = (np.sin, np.cos)[N % 2]\ndef f(x): return K(x)",
 }
 
-# In a process of its own for each module: their names are the same.
+# Their names are the same: each is forgotten before the next is imported.
 TOKENS = """
 import importlib, os, sys
 from dask_image_ingest.user_functions import stable_token, token_and_code
 
 sys.dont_write_bytecode = sys.argv[2] == "no bytecode"
 for folder in sorted(os.scandir(sys.argv[1]), key=lambda entry: int(entry.name)):
-    sys.stdout.flush()
-    if not os.fork():
-        sys.path.insert(0, folder.path)
-        f = importlib.import_module("pkg.m" if os.path.exists(folder.path + "/pkg") else "m").f
-        print(stable_token(f), token_and_code(f)[0], flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0, folder
+    sys.path.insert(0, folder.path)
+    f = importlib.import_module("pkg.m" if os.path.exists(folder.path + "/pkg") else "m").f
+    print(stable_token(f), token_and_code(f)[0])
+    sys.path.pop(0)
+    for name in ("m", "n", "pkg", "pkg.m", "pkg.n"):
+        sys.modules.pop(name, None)
 """
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from pathlib import Path
 
@@ -120,9 +121,23 @@ SIDE_BY_SIDE = {
 }
 
 
+# Each partner one way and each way with one partner; what both together might do is for the night.
+ONLY_NIGHTLY = {
+    (partner, way)
+    for partner in UNKNOWN
+    for way in SIDE_BY_SIDE
+    if partner != "persisted" and way != "filter"
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", SIDE_BY_SIDE)
-@pytest.mark.parametrize("partner", UNKNOWN)
+@pytest.mark.parametrize(
+    ("partner", "way"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.nightly] if pair in ONLY_NIGHTLY else [])
+        for pair in itertools.product(UNKNOWN, SIDE_BY_SIDE)
+    ],
+)
 def test_rows_that_nobody_can_pair_are_refused(partner, way, read):
     with pytest.raises(dii.ArgumentError, match=r"labels begin anew in each shard.*merge\("):
         SIDE_BY_SIDE[way](read(size=8), UNKNOWN[partner](read)).compute()

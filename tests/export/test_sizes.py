@@ -40,7 +40,7 @@ def test_no_shard_is_larger_than_its_bytes_and_none_has_room_for_the_next(limit,
     rng = random.Random(3)
     samples = [
         (f"{number:04d}", {"jpg": rng.randbytes(rng.randrange(9000)), "txt": b"x" * 700})
-        for number in range(60)
+        for number in range(30)
     ]
     names = ["a" * 120 + "é", "b" * 300]
     samples += [(name, {"jpg": rng.randbytes(1000)}) for name in names]

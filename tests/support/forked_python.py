@@ -7,6 +7,7 @@ its variables say from the first line on: ``processes.printed``.
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -46,6 +47,13 @@ def run_python(code: str, *arguments: Any, **environment: str) -> subprocess.Com
         fork = Fork(run_main, code, strings, output=output, errors=errors, **environment)
         status = fork.wait(SECONDS)
         return subprocess.CompletedProcess(code, status, output.read_text(), errors.read_text())
+
+
+def results(script: str, *arguments: Any) -> list[dict]:
+    """What a script of this folder tells of each process that it killed."""
+    done = run_python((Path(__file__).parent / script).read_text(), *arguments)
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
 
 
 class Fork:

@@ -83,13 +83,6 @@ def start(script: str, *arguments: Any) -> subprocess.Popen:
     )
 
 
-def results(process: subprocess.Popen) -> list[dict]:
-    """What a script tells of each process that it killed."""
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    return [json.loads(line) for line in output.splitlines()]
-
-
 def assert_all_went_on(told: list[dict]) -> None:
     for run in told:
         assert run["killed"], run

@@ -219,7 +219,7 @@ def test_processes_at_the_same_partition_do_not_take_each_other_for_dead(folder)
     """As workers that read the same shard for several queries, over and over."""
     journal = {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
     with ThreadPoolExecutor(3) as pool:
-        busy = [pool.submit(run_python, BUSY, 700, **journal) for _ in range(3)]
+        busy = [pool.submit(run_python, BUSY, 300, **journal) for _ in range(3)]
         assert [each.result().returncode for each in busy] == [0, 0, 0]
     assert not list(folder.iterdir())
 
