@@ -121,7 +121,7 @@ SIDE_BY_SIDE = {
 }
 
 
-# Each partner one way and each way with one partner; what both together might do is for the night.
+# Each partner by a filter, each way with one partner: the rest is more of the same.
 ONLY_NIGHTLY = {
     (partner, way)
     for partner in UNKNOWN

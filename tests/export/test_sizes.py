@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from itertools import product
 
 import pytest
 from tars import tar
@@ -22,8 +23,18 @@ def export(frame, folder, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [1, 5, 7, 8, 24, 1000])
-@pytest.mark.parametrize("partitions", [None, 1, 5])
+@pytest.mark.parametrize(
+    ("count", "partitions"),
+    [
+        *((count, None) for count in (1, 5, 7, 8, 24, 1000)),
+        (5, 1),
+        (7, 5),
+        *(
+            pytest.param(count, partitions, marks=pytest.mark.nightly)
+            for count, partitions in product((1, 8, 24, 1000), (1, 5))
+        ),
+    ],
+)
 def test_every_shard_but_the_last_has_the_count(count, partitions, table, tmp_path):
     frame = table if partitions is None else table.repartition(npartitions=partitions)
     told = export(frame, tmp_path, samples_per_shard=count)
