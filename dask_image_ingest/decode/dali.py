@@ -433,9 +433,10 @@ def parsed_shape(data: Any) -> tuple[int, int] | None:
     """
     try:
         image = _parser()(data)
+        # It parses when it is asked for these.
+        return (image.height, image.width) if image.height > 0 else None
     except RuntimeError:
         return None
-    return (image.height, image.width) if image.height > 0 else None
 
 
 def _part(region: Any) -> dict[str, Any]:
