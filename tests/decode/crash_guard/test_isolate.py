@@ -9,6 +9,7 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
