@@ -51,8 +51,10 @@ def twelve_megapixels(folder: Path) -> list[Path]:
 
 @pytest.fixture(
     scope="module",
-    params=[(photographs, 1024), (twelve_megapixels, None)],
-    ids=["resized photographs", "12 megapixels"],
+    params=[
+        pytest.param((photographs, 1024), id="resized photographs", marks=pytest.mark.nightly),
+        pytest.param((twelve_megapixels, None), id="12 megapixels"),
+    ],
 )
 def memory(request, tmp_path_factory) -> Memory:
     """What a real worker needs to read 20 partitions."""

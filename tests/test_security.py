@@ -6,8 +6,6 @@ import io
 import json
 import os
 import pickle
-import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -16,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from faulty_server import faulty_server
+from forked_python import run_python
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
@@ -82,9 +81,7 @@ frame = ddf.compute(scheduler="synchronous")
 assert frame.image.notna().all()
 print("\\n".join(t for t in touched if "evil" in t))
 """
-    finished = subprocess.run(
-        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, timeout=280
-    )
+    finished = run_python(script, path)
     assert finished.returncode == 0, finished.stderr
     assert finished.stdout.strip() == ""
     frame = read(path).compute()

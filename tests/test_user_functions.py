@@ -105,20 +105,19 @@ CASES = {
     "ufunc": "import numpy as np\nK = (np.sin, np.cos)[N % 2]\ndef f(x): return K(x)",
 }
 
-# In a process of its own for each module: their names are the same.
+# Their names are the same: each is forgotten before the next is imported.
 TOKENS = """
 import importlib, os, sys
 from dask_image_ingest.user_functions import stable_token, token_and_code
 
 sys.dont_write_bytecode = sys.argv[2] == "no bytecode"
 for folder in sorted(os.scandir(sys.argv[1]), key=lambda entry: int(entry.name)):
-    sys.stdout.flush()
-    if not os.fork():
-        sys.path.insert(0, folder.path)
-        f = importlib.import_module("pkg.m" if os.path.exists(folder.path + "/pkg") else "m").f
-        print(stable_token(f), token_and_code(f)[0], flush=True)
-        os._exit(0)
-    assert os.wait()[1] == 0, folder
+    sys.path.insert(0, folder.path)
+    f = importlib.import_module("pkg.m" if os.path.exists(folder.path + "/pkg") else "m").f
+    print(stable_token(f), token_and_code(f)[0])
+    sys.path.pop(0)
+    for name in ("m", "n", "pkg", "pkg.m", "pkg.n"):
+        sys.modules.pop(name, None)
 """
 
 
@@ -349,8 +348,8 @@ def test_a_reloaded_module_takes_effect_in_new_queries(shards, written):
 @pytest.mark.slow
 def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
-    path = {"PYTHONPATH": HandStarted.path(first=[tmp_path]), "PYTHONDONTWRITEBYTECODE": "1"}
-    with HandStarted(tmp_path / "cluster", **path) as cluster, dask.config.set(scheduler=None):
+    started = HandStarted(tmp_path / "cluster", PYTHONDONTWRITEBYTECODE="1")
+    with started as cluster, dask.config.set(scheduler=None):
         worker = cluster.worker("--no-nanny")
         with cluster.client(1) as client:
             module = written("blank", BLANK.format(value=1))

@@ -160,7 +160,7 @@ class BatchPipeline:
     Parameters
     ----------
     build
-        Builds the pipeline, with one output.
+        Builds the pipeline.
     survives
         Whether the pipeline is usable after an error with this text. DALI documents that it never
         is, but its executor (``exec2.cc``) has popped the batch by then and runs the next normally.
@@ -192,7 +192,7 @@ class BatchPipeline:
         self._pipeline.schedule_run()
 
     def collect(self) -> Any:
-        """Wait for the batch and return its tensor list.
+        """Wait for the batch and return the tensor list of each output.
 
         Raises
         ------
@@ -200,7 +200,7 @@ class BatchPipeline:
             If an operator fails. Unless the pipeline survives, the next batch gets a new one.
         """
         try:
-            (images,) = self._pipeline.share_outputs()
+            outputs = self._pipeline.share_outputs()
         except RuntimeError as error:
             if self._survives(str(error)):
                 self._pipeline.inputs_underway = None
@@ -212,7 +212,7 @@ class BatchPipeline:
         self._pipeline.release_outputs()
         self._pipeline.inputs_underway = None
         self._busy = False
-        return images
+        return outputs
 
     def clear(self) -> None:
         """Drop the pipeline if it holds a batch that was not collected."""
@@ -327,7 +327,8 @@ class DaliDecoder:
 
     def _collect(self) -> Any:
         try:
-            return self._batch_pipeline.collect()
+            (images,) = self._batch_pipeline.collect()
+            return images
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.
             raise_gpu_failure(error, self._decoding)
@@ -432,9 +433,10 @@ def parsed_shape(data: Any) -> tuple[int, int] | None:
     """
     try:
         image = _parser()(data)
+        # It parses when it is asked for these.
+        return (image.height, image.width) if image.height > 0 else None
     except RuntimeError:
         return None
-    return (image.height, image.width) if image.height > 0 else None
 
 
 def _part(region: Any) -> dict[str, Any]:

@@ -241,12 +241,15 @@ def make_decode_spec(
             "its images must not depend on the scale at which they were decoded"
         )
     crop = parse_augment(augment)
-    if crop is not None and (size is None or resize != "stretch"):
-        given = f"resize={resize!r}" if size is not None else "size=None"
+    if crop is not None and size is None:
         raise ArgumentError(
-            f"augment= resizes a region of each image to size=(height, width), and {given} does "
-            "not say which: pass size=, and leave resize= as it is. In image=, a column that stays "
-            "as it is takes ImageColumn(..., size=None, augment=None)"
+            "augment= resizes a region of each image: pass size= too. In image=, a column that "
+            "stays as it is takes ImageColumn(..., size=None, augment=None)"
+        )
+    if crop is not None and resize != "stretch":
+        raise ArgumentError(
+            f"resize={resize!r}: augment= stretches a region of each image to size=, so leave "
+            "resize= out"
         )
     if mode == "raw" and ((size is not None and crop is None) or transform is not None):
         raise ArgumentError(

@@ -5,7 +5,8 @@ in its batch. The content of a batch depends on the query: filters, bad images, 
 the numbers depend on the sample instead, operators get a state that is computed from the shard and
 the number of the batch's first sample. The next positions then have the numbers of the next samples
 of the shard, so a batch must hold consecutive samples. A short gap is filled by repeating a
-neighbour, whose output is dropped; after a longer gap, another batch starts.
+neighbour, whose output is dropped; after a longer gap, another batch starts. Samples without
+neighbours are transformed four at once, by a graph that has the function four times.
 
 A function that uses ``if`` on values of DALI, as DALI's automatic augmentations do, is converted by
 DALI, which needs its source code. A branch gets the images of a batch for which it is taken, so a
@@ -54,7 +55,7 @@ _SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 _CONDITIONALS = "enable_conditionals"
 
 
-def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
+def add_state_inputs(output: Any, lane: int, fn: Any, types: Any) -> tuple[list[str], int]:
     """Give each random operator of a graph an external source for its state (`state_name`).
 
     It uses the argument by which DALI's dynamic mode passes its generators to operators.
@@ -63,6 +64,8 @@ def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
     -------
     list of str
         Seed of each random operator, for `first_state`.
+    int
+        Number of operators.
     """
     operators: dict[int, Any] = {}
     stack = [output.source]
@@ -88,7 +91,7 @@ def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
                 "and which images a branch gets depends on the query: call it before the `if`, "
                 "for all images, and choose its result there"
             )
-        state = fn.external_source(name=state_name(len(seeds)), dtype=types.UINT32, ndim=1)
+        state = fn.external_source(name=state_name(lane, len(seeds)), dtype=types.UINT32, ndim=1)
         operator.spec.AddArgumentInput(
             "_random_state", state.name, state.ndim, state.dtype, state.layout
         )
@@ -98,7 +101,7 @@ def add_state_inputs(output: Any, fn: Any, types: Any) -> list[str]:
         seed = operator._op._init_args.get("seed")
         is_unseeded = seed is None or seed < 0
         seeds.append(f"operator {next(unseeded)}" if is_unseeded else f"seed {seed}")
-    return seeds
+    return seeds, len(operators)
 
 
 def _depth(operator: Any, known: dict[int, int]) -> int:
@@ -110,9 +113,9 @@ def _depth(operator: Any, known: dict[int, int]) -> int:
     return known[operator.id]
 
 
-def state_name(number: int) -> str:
+def state_name(lane: int, number: int) -> str:
     """Name of the external source with the state of a random operator."""
-    return f"random-state-{number}"
+    return f"random-state-{lane}-{number}"
 
 
 def first_state(origin: Origin, seed: str) -> np.ndarray:
@@ -132,10 +135,14 @@ def _digest(seed: str) -> bytes:
     return hashlib.blake2b(seed.encode(), digest_size=hashlib.blake2b.SALT_SIZE).digest()
 
 
-_INPUT = "images"
+_INPUT = "images-{}"  # of each lane
 
 # Most parts of a batch that are transformed in parallel.
 _MAX_PARALLEL = 8
+
+# Images without neighbours that are transformed at once, each by a copy of the function's graph: a
+# run of a pipeline costs more than a small transform. Not of graphs with more operators than this.
+_LANES, _MOST_OPERATORS = 4, 32
 
 # Longest gap to fill; more fillers would cost more than another batch.
 _LONGEST_GAP = 3
@@ -158,7 +165,6 @@ class Transform:
     """The transform of one set of options in this process. Thread-safe.
 
     On a CPU, a batch is split among several pipelines, which have `decode_threads` threads in all.
-    Random transforms are slow for samples without neighbours, each of which is a batch of its own.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
@@ -167,7 +173,7 @@ class Transform:
         self._decoding = decoding
         self._parallel = 1 if decoding.device == "gpu" else min(_MAX_PARALLEL, decode_threads())
         # A thread pops the pipeline that it uses, and appends it again when its batch is done.
-        self._idle: list[_TransformPipeline] = []
+        self._idle: dict[int, list[_TransformPipeline]] = {1: [], _LANES: []}  # by lanes
         # The user's function need not be thread-safe.
         self._build_lock = threading.Lock()
 
@@ -184,38 +190,60 @@ class Transform:
         pipeline = self._take_pipeline(origins[0])
         length = -(-len(origins) // self._parallel)
         parts = _runs(origins, length) if pipeline.is_random else _slices(len(origins), length)
-        self._idle.append(pipeline)
+        in_lanes = pipeline.is_random and pipeline.is_small and self._decoding.device == "cpu"
+        self._idle[1].append(pipeline)
         if len(parts) == 1 and parts[0].rows == list(range(len(origins))):
             return self._transform(images, origins)
-        outputs = self._transform_parts(parts, list(images), origins)
+        images = list(images)
+        jobs = _jobs(parts, _LANES if in_lanes else 1)
         transformed: list[Any] = [None] * len(origins)
-        for part, output in zip(parts, outputs, strict=True):
-            for position in part.kept:
-                transformed[part.rows[position]] = output[position]
+        for job, outputs in zip(jobs, self._run_jobs(jobs, images, origins), strict=True):
+            for part, output in zip(job, outputs, strict=True):
+                for position in part.kept:
+                    transformed[part.rows[position]] = output[position]
         return transformed
 
-    def _transform_parts(
-        self, parts: list[_Part], images: list[Any], origins: Sequence[Origin]
-    ) -> list[Any]:
-        inputs = [
-            ([images[row] for row in part.rows], [origins[row] for row in part.rows])
-            for part in parts
-        ]
+    def _run_jobs(
+        self, jobs: list[list[_Part]], images: list[Any], origins: Sequence[Origin]
+    ) -> list[list[Any]]:
+        """The output of each part of each job."""
+
+        def run(job: list[_Part]) -> list[Any]:
+            rows = [row for part in job for row in part.rows]
+            inputs = [images[row] for row in rows], [origins[row] for row in rows]
+            return [self._transform(*inputs)] if len(job) == 1 else self._transform_alone(*inputs)
+
         if self._parallel == 1:
-            return [self._transform(*part) for part in inputs]
-        futures = [decode_pool().submit(self._transform, *part) for part in inputs]
+            return [run(job) for job in jobs]
+        futures = [decode_pool().submit(run, job) for job in jobs]
         return [future.result() for future in futures]
+
+    def _transform_alone(self, images: list[Any], origins: list[Origin]) -> list[Any]:
+        """Transform images without neighbours, at most one for each lane: a batch of each."""
+        pipeline = self._take_pipeline(origins[0], _LANES)
+        try:
+            outputs = pipeline.run([[image] for image in images], origins)
+        except RuntimeError:
+            return [
+                self._transform([image], [origin])
+                for image, origin in zip(images, origins, strict=True)
+            ]
+        self._idle[_LANES].append(pipeline)
+        if self._decoding.mode == "labels":
+            for image, output, origin in zip(images, outputs, origins, strict=True):
+                _check_labels([image], output, [origin])
+        return outputs
 
     def _transform(self, images: Any, origins: Sequence[Origin]) -> Any:
         pipeline = self._take_pipeline(origins[0])
         try:
-            output = pipeline.run(images, origins[0])
+            (output,) = pipeline.run([images], origins[:1])
         except RuntimeError as error:
             raise_gpu_failure(error, self._decoding)
             if len(origins) == 1:
                 raise _function_error(origins[0], error) from error
             output = None
-        self._idle.append(pipeline)
+        self._idle[1].append(pipeline)
         if output is not None:
             if self._decoding.mode == "labels":
                 _check_labels(images, output, origins)
@@ -224,11 +252,12 @@ class Transform:
         one_by_one = zip(list(images), origins, strict=True)
         return [self._transform([image], [origin])[0] for image, origin in one_by_one]
 
-    def _take_pipeline(self, first: Origin) -> _TransformPipeline:
+    def _take_pipeline(self, first: Origin, lanes: int = 1) -> _TransformPipeline:
         try:
-            return self._idle.pop()
+            return self._idle[lanes].pop()
         except IndexError:
-            pipeline = _TransformPipeline(self._decoding, -(-decode_threads() // self._parallel))
+            threads = -(-decode_threads() // self._parallel)
+            pipeline = _TransformPipeline(self._decoding, threads, lanes)
         with self._build_lock:
             try:
                 pipeline.build()
@@ -240,48 +269,70 @@ class Transform:
 
 
 class _TransformPipeline:
-    """One pipeline of a transform. Not thread-safe."""
+    """One pipeline of a transform, with its function once for each lane. Not thread-safe."""
 
-    def __init__(self, decoding: DecodeSpec, threads: int) -> None:
+    def __init__(self, decoding: DecodeSpec, threads: int, lanes: int) -> None:
         self._decoding = decoding
         self._threads = threads
+        self._lanes = lanes
         self._pipeline = BatchPipeline(self._build)
-        self._seeds: list[str] = []  # one per random operator; set when the pipeline is built
+        # Of a lane, set when the pipeline is built: a seed for each random operator, and the number
+        # of all operators.
+        self._seeds: list[str] = []
+        self._operators = 0
 
     @property
     def is_random(self) -> bool:
         """True if the transform has random operators; valid after `build`."""
         return bool(self._seeds)
 
+    @property
+    def is_small(self) -> bool:
+        """True if the graph may be there for each lane; valid after `build`."""
+        return self._operators <= _MOST_OPERATORS
+
     def build(self) -> None:
         """Build the pipeline with the user's function, unless it exists."""
         self._pipeline.build()
 
-    def run(self, images: Any, first: Origin) -> Any:
-        """Transform consecutive samples, the first of which is ``first``."""
+    def run(self, batches: Sequence[Any], firsts: Sequence[Origin]) -> list[Any]:
+        """Transform a batch of consecutive samples in each lane, all of one length.
+
+        ``firsts`` are their first samples. There may be fewer than lanes.
+        """
         self._pipeline.build()
-        states = {
-            state_name(number): np.tile(first_state(first, seed), (len(images), 1))
-            for number, seed in enumerate(self._seeds)
-        }
-        self._pipeline.schedule(**{_INPUT: images}, **states)
-        output = self._pipeline.collect()
-        _check_output(output)
-        return output
+        inputs: dict[str, Any] = {}
+        for lane in range(self._lanes):
+            # A lane without a batch gets the first one again.
+            number = lane if lane < len(batches) else 0
+            inputs[_INPUT.format(lane)] = batch = batches[number]
+            for operator, seed in enumerate(self._seeds):
+                state = first_state(firsts[number], seed)
+                inputs[state_name(lane, operator)] = np.tile(state, (len(batch), 1))
+        self._pipeline.schedule(**inputs)
+        outputs = list(self._pipeline.collect())[: len(batches)]
+        for output in outputs:
+            _check_output(output)
+        return outputs
 
     def _build(self) -> Any:
         fn, types, _ = dali()
         device, transform = self._decoding.device, self._decoding.transform
         assert transform is not None
-        made: list[Any] = []
+        made: list[tuple[Any, Any]] = []
 
         def graph() -> Any:
-            images = fn.external_source(
-                name=_INPUT, no_copy=True, dtype=types.UINT8, layout="HWC", device=device
-            )
-            output = transform(images)
-            made[:] = [images, output]
-            return output
+            made.clear()
+            for lane in range(self._lanes):
+                images = fn.external_source(
+                    name=_INPUT.format(lane),
+                    no_copy=True,
+                    dtype=types.UINT8,
+                    layout="HWC",
+                    device=device,
+                )
+                made.append((images, transform(images)))
+            return made[0][1]
 
         try:
             pipeline = new_pipeline(device, self._threads)
@@ -291,15 +342,16 @@ class _TransformPipeline:
             if _CONDITIONALS not in str(error):
                 raise
             pipeline = self._with_conditionals(graph)
-        images, output = made
-        if not isinstance(output, type(images)):
-            raise ArgumentError(
-                f"transform= gave a {type(output).__name__}: it has to give one batch of "
-                "images, as DALI's operators do"
-            )
+        for images, output in made:
+            if not isinstance(output, type(images)):
+                raise ArgumentError(
+                    f"transform= gave a {type(output).__name__}: it has to give one batch of "
+                    "images, as DALI's operators do"
+                )
         with pipeline:
-            self._seeds = add_state_inputs(output, fn, types)
-            pipeline.set_outputs(output)
+            for lane, (_, output) in enumerate(made):
+                self._seeds, self._operators = add_state_inputs(output, lane, fn, types)
+            pipeline.set_outputs(*(output for _, output in made))
         pipeline.build()
         return pipeline
 
@@ -342,6 +394,13 @@ def _runs(origins: Sequence[Origin], length: int) -> list[_Part]:
 
 def _stream_of(origin: Origin) -> tuple[str, int, int]:
     return origin.shard, origin.draw, origin.number
+
+
+def _jobs(parts: list[_Part], lanes: int) -> list[list[_Part]]:
+    """Parts that are transformed by one run: each by itself, or single images, one in each lane."""
+    alone = [part for part in parts if len(part.rows) == 1 and lanes > 1]
+    jobs = [[part] for part in parts if len(part.rows) > 1 or lanes == 1]
+    return [*jobs, *(alone[start : start + lanes] for start in range(0, len(alone), lanes))]
 
 
 def _slices(count: int, length: int) -> list[_Part]:

@@ -10,19 +10,20 @@ import signal
 import time
 
 import pytest
-from processes import assert_all_went_on, results, start
+from forked_python import results
+from processes import assert_all_went_on, start
 from query_answers import answer
 from s3 import empty_bucket
 
 SCRIPT = "killed_checkpoints.py"
-MOMENTS = 5
+MOMENTS = 3
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 
-@pytest.mark.rounds(1, nightly=10)
+@pytest.mark.rounds(1, nightly=20)
 def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path, seed):
-    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", seed, MOMENTS))
+    told = results(SCRIPT, "moments", shards[0].parent, tmp_path / "out", seed, MOMENTS)
     assert len(told) == MOMENTS
     assert_all_went_on(told)
 
@@ -32,7 +33,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_files(shards, tmp_path, see
 def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_files(shards, s3_server, seed):
     empty_bucket(s3_server, "checkpoints")
     out = "s3://checkpoints/out"
-    assert_all_went_on(results(start(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server)))
+    assert_all_went_on(results(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server))
 
 
 @pytest.mark.parametrize("where", ["here", pytest.param("cluster", marks=pytest.mark.nightly)])

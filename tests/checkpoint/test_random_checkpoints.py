@@ -17,7 +17,7 @@ from random_queries import choose, quiet
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError
 
-QUERIES = 12
+QUERIES = 6
 
 
 pytestmark = pytest.mark.slow
@@ -53,7 +53,7 @@ def stored_or_refused(frame, path, rng):
     return dii.checkpoint(frame, path).compute()
 
 
-@pytest.mark.rounds(1, nightly=20)
+@pytest.mark.rounds(1, nightly=40)
 def test_a_checkpoint_has_the_rows_that_its_frame_computes_or_is_refused(made, tmp_path, seed):
     asked = Counter()
     names = list(made)
@@ -71,7 +71,7 @@ def test_a_checkpoint_has_the_rows_that_its_frame_computes_or_is_refused(made, t
                     assert answer(got) == want, f"# seed {each}\n" + "\n".join(lines)
                 shutil.rmtree(tmp_path / "stored", ignore_errors=True)
     assert asked["stored"] > QUERIES / 2, asked
-    assert asked["refused"] > 1, asked
+    assert asked["refused"] > 0, asked
 
 
 def some_query(ddf, rng):
@@ -99,7 +99,7 @@ def _mean(images):
     }
 
 
-@pytest.mark.rounds(3, nightly=30)
+@pytest.mark.rounds(1, nightly=30)
 def test_other_boundaries_and_lost_files_change_no_row(made, tmp_path, seed, rng):
     path = tmp_path / "stored"
     paths = sorted(shard.url for shard in made["whole"].lazy.expr.frame.dataset.shards)

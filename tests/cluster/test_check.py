@@ -70,7 +70,7 @@ def test_workers_that_lack_something_are_an_error_that_names_them(
 ):
     if lacks == "no_dali" and environment()["dali"] is None:
         pytest.skip("this process has no DALI either")
-    cluster.worker(PYTHONPATH=request.getfixturevalue(lacks))
+    cluster.worker("--no-nanny", PYTHONPATH=request.getfixturevalue(lacks))
     with cluster.client(1) as client:
         (address,) = client.nthreads()
         ddf = read(shards)
@@ -86,7 +86,7 @@ def test_workers_that_lack_something_are_an_error_that_names_them(
 
 def test_a_scheduler_that_lacks_the_package_is_an_error(tmp_path, bare, shards, monkeypatch):
     with HandStarted(tmp_path, PYTHONPATH=bare) as cluster, dask.config.set(scheduler=None):
-        cluster.worker(PYTHONPATH=f"{REPOSITORY}:{bare}")
+        cluster.worker(PYTHONPATH="")
         with (
             cluster.client(1),
             pytest.raises(dii.ClusterError, match=f"The scheduler .*{platform.node()}, has no"),
@@ -103,7 +103,7 @@ def test_a_scheduler_that_lacks_the_package_is_an_error(tmp_path, bare, shards, 
 
 def test_one_worker_that_lacks_the_package_is_named_and_may_be_retired(cluster, bare, shards):
     cluster.worker()
-    cluster.worker("--host", "127.0.0.2", PYTHONPATH=bare)
+    cluster.worker("--no-nanny", "--host", "127.0.0.2", PYTHONPATH=bare)
     with cluster.client(2) as client:
         ddf = read(shards)
         for ask in (ddf.compute, lambda: dii.prepare(client, shards)):

@@ -13,7 +13,7 @@ from processes import SECONDS
 
 import dask_image_ingest as dii
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
+pytestmark = pytest.mark.slow
 
 
 def test_workers_that_are_slow_to_end_are_no_error(monkeypatch):

@@ -12,14 +12,24 @@ import psutil
 import pyarrow as pa
 import pytest
 from distributed import Client
-from processes import SECONDS
+from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest.decode.dali import decode_threads
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("spawned")]
+pytestmark = pytest.mark.slow
 
 
+@pytest.fixture(scope="module")
+def as_users_start_it():
+    """A cluster of one worker, which reads its configuration as it starts."""
+    with dask.config.set({"distributed.worker.multiprocessing-method": "spawn"}):
+        client = dii.start_cluster(1, gpu=False, dashboard_address=None)
+    with client:
+        yield client
+
+
+@pytest.mark.usefixtures("spawned")
 def test_workers_and_their_decoding_threads_fit_the_cores_and_go_with_the_client():
     cores = len(os.sched_getaffinity(0))
     with dii.start_cluster(gpu=False, dashboard_address=None) as client:
@@ -68,7 +78,18 @@ def test_pixels_come_from_the_workers_themselves(shards):
         assert len(asked) == 1
 
 
-def test_pixels_of_a_partition_are_not_copied_together(monkeypatch):
+def is_warm() -> bool:
+    """Whether this process has decoded something."""
+    warm = sys.modules.get("dask_image_ingest.cluster.warm")
+    return warm is not None and "nvidia.dali" in sys.modules and not warm._warming[0].is_alive()
+
+
+def test_dali_is_there_before_the_first_task(as_users_start_it):
+    pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
+    until(lambda: all(as_users_start_it.run(is_warm).values()))
+
+
+def test_pixels_of_a_partition_are_not_copied_together(as_users_start_it, monkeypatch):
     """As Dask does with what is sent in shards."""
     copied = []
     serialize = sys.modules["distributed.protocol.serialize"]
@@ -76,8 +97,7 @@ def test_pixels_of_a_partition_are_not_copied_together(monkeypatch):
     monkeypatch.setattr(
         serialize, "host_array_from_buffers", lambda parts: copied.append(parts) or copy(parts)
     )
-    with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
-        frame = client.submit(large_frame).result()
+    frame = as_users_start_it.submit(large_frame).result()
     assert [len(image) for image in frame["image"]] == [50 << 20] * 2
     assert not copied
 
@@ -144,7 +164,7 @@ def test_a_gpu_cluster_without_dask_cuda_names_the_extra():
 
 
 @pytest.fixture(scope="module")
-def client(spawned):
+def client():
     with dii.start_cluster(1, gpu=False, dashboard_address=None) as client:
         yield client
 

@@ -90,7 +90,6 @@ def test_all_workers_are_prepared_and_told_of(cluster, shards):
         become(client, configured, None)
 
 
-@pytest.mark.usefixtures("spawned")
 def test_it_keeps_what_a_cluster_was_started_with():
     with (
         dii.start_cluster(1, gpu=False, decode_threads=3, dashboard_address=None) as client,
@@ -125,7 +124,7 @@ def test_what_will_be_slow_or_wrong_is_a_warning(cluster, shards, monkeypatch):
 def test_a_scheduler_with_the_preload_refuses_workers_without_the_package(tmp_path):
     bare = packages_without(tmp_path / "site")
     with HandStarted(tmp_path / "cluster", scheduler=("--preload", "dask_image_ingest")) as cluster:
-        cluster.worker(PYTHONPATH=bare).wait(SECONDS)
+        cluster.worker("--no-nanny", PYTHONPATH=bare).wait(SECONDS)
         assert "1 worker has no dask-image-ingest" in cluster.log()
 
 

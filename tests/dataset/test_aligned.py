@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-import random
 from pathlib import Path
 
 import dask
@@ -121,9 +121,23 @@ SIDE_BY_SIDE = {
 }
 
 
+# Each partner by a filter, each way with one partner: the rest is more of the same.
+ONLY_NIGHTLY = {
+    (partner, way)
+    for partner in UNKNOWN
+    for way in SIDE_BY_SIDE
+    if partner != "persisted" and way != "filter"
+}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("way", SIDE_BY_SIDE)
-@pytest.mark.parametrize("partner", UNKNOWN)
+@pytest.mark.parametrize(
+    ("partner", "way"),
+    [
+        pytest.param(*pair, marks=[pytest.mark.nightly] if pair in ONLY_NIGHTLY else [])
+        for pair in itertools.product(UNKNOWN, SIDE_BY_SIDE)
+    ],
+)
 def test_rows_that_nobody_can_pair_are_refused(partner, way, read):
     with pytest.raises(dii.ArgumentError, match=r"labels begin anew in each shard.*merge\("):
         SIDE_BY_SIDE[way](read(size=8), UNKNOWN[partner](read)).compute()
@@ -159,10 +173,10 @@ def test_labels_of_one_shard_and_labels_of_ones_own_are_dasks_affair(read, score
 
 
 @pytest.mark.slow
-def test_random_columns_of_two_reads_are_those_of_their_keys(read, scores):
-    rng = random.Random(3)
+@pytest.mark.rounds(1, nightly=5)
+def test_random_columns_of_two_reads_are_those_of_their_keys(read, scores, rng):
     reference = read(size=4).compute(scheduler="synchronous").set_index("__key__")
-    for _ in range(60):
+    for _ in range(15):
         parts = sorted(rng.sample(range(SHARDS), rng.randint(2, SHARDS)))
         one, other = (
             rng.choice(list(STEPS.values()))(rng, read(size=rng.choice([4, 8])).partitions[parts])

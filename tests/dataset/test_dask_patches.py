@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
+from dask.dataframe.dask_expr import _expr
 from distributed import Client, LocalCluster
+from processes import printed
 
 import dask_image_ingest as dii
 
@@ -31,58 +30,62 @@ REPLACED = [
     ("XOr", "_simplify_down"),
 ]
 
-# Prints the name of each optimised query, which stands for all that it does.
-PLAIN = """
-import sys
+# The name of each optimised query, which stands for all that it does.
+QUERIES = """
 import pandas as pd
 import dask.dataframe as dd
-if sys.argv[1] == "imported":
-    import dask_image_ingest
 frame = pd.DataFrame({"a": range(20), "b": [1.5] * 20, "c": list("xy") * 10})
 ddf = dd.from_pandas(frame, npartitions=4)
 other = dd.from_pandas(frame.set_index("a"), npartitions=3)
-for query in (
-    ddf[ddf.a > 3],
-    ddf[(ddf.a > 3) & (ddf.b < 2) | (ddf.c == "x") ^ (ddf.a < 9)],
-    ddf[ddf.a > 3].index,
-    ddf.query("a > 3")[["b"]],
-    ddf.query("a > 3 and c == 'x'").index,
-    ddf.assign(d=ddf.a + 1).query("d > 3")["b"],
-    ddf.assign(e=other.b),
-    ddf[other.b > 1].index,
-    ddf[other.b > 1]["c"],
-    other + other,
-    ddf.sort_values("b")[["a"]],
-    ddf.merge(other, on="b").groupby("c_x").a.sum(),
-    ddf[(ddf.a > 3).astype(bool)],
-    (lambda ints: ints[ints.b > 1])(ddf.astype({"b": "int64"})),
-    ddf.fillna({"b": 0})["b"],
-):
-    print(query.optimize(fuse=False).expr._name)
+names = [
+    query.optimize(fuse=False).expr._name
+    for query in (
+        ddf[ddf.a > 3],
+        ddf[(ddf.a > 3) & (ddf.b < 2) | (ddf.c == "x") ^ (ddf.a < 9)],
+        ddf[ddf.a > 3].index,
+        ddf.query("a > 3")[["b"]],
+        ddf.query("a > 3 and c == 'x'").index,
+        ddf.assign(d=ddf.a + 1).query("d > 3")["b"],
+        ddf.assign(e=other.b),
+        ddf[other.b > 1].index,
+        ddf[other.b > 1]["c"],
+        other + other,
+        ddf.sort_values("b")[["a"]],
+        ddf.merge(other, on="b").groupby("c_x").a.sum(),
+        ddf[(ddf.a > 3).astype(bool)],
+        (lambda ints: ints[ints.b > 1])(ddf.astype({"b": "int64"})),
+        ddf.fillna({"b": 0})["b"],
+    )
+]
 """
 
-CHAINED = """
+# Dask as it is; then with methods that count their calls, and this package upon them.
+ALONE = """
+import json
 from dask.dataframe.dask_expr import _expr
-calls = []
 
-def counting(method):
+two, three = (dd.from_map(lambda i: pd.DataFrame({"a": range(5)}), [*range(n)]) for n in (2, 3))
+told = {
+    "names": names,
+    "rules": [n for n in ("And", "Or", "XOr") if "_simplify_down" in vars(getattr(_expr, n))],
+    "nodes": [type(node).__name__ for node in two[three.a > 1].index.simplify().walk()],
+}
+calls = set()
+
+def count(kind, name):
+    method = getattr(kind, name)
     def counted(self, *args):
-        calls.append(type(self).__name__)
+        calls.add(type(self).__name__)
         return method(self, *args)
-    return counted
+    setattr(kind, name, counted)
 
 for name in ("And", "Or", "XOr"):
-    kind = getattr(_expr, name)
-    kind._simplify_down = counting(kind._simplify_down)
+    count(getattr(_expr, name), "_simplify_down")
 for name in ("Blockwise", "FilterAlign"):
-    kind = getattr(_expr, name)
-    kind._simplify_up = counting(kind._simplify_up)
+    count(getattr(_expr, name), "_simplify_up")
 for name in ("MaybeAlignPartitions", "OpAlignPartitions"):
-    kind = getattr(_expr, name)
-    kind._lower = counting(kind._lower)
+    count(getattr(_expr, name), "_lower")
 
-import pandas as pd
-import dask.dataframe as dd
 import dask_image_ingest
 
 ddf = dd.from_pandas(pd.DataFrame({"a": range(20), "b": range(20)}), npartitions=4)
@@ -91,58 +94,46 @@ mask = ((ddf.a > 3) & (ddf.a < 9)) | (ddf.a == 1) ^ (ddf.a == 2)
 for query in (ddf[mask].index, ddf.isna()[["a"]], ddf.assign(b=other.a), ddf.a + other.a,
               ddf[other.a > 3].b):
     query.optimize()
-print(*sorted(set(calls)))
+print(json.dumps(told | {"calls": [*calls]}))
 """
 
 
-def told(script: str, *args: str) -> list[str]:
-    finished = subprocess.run(
-        [sys.executable, "-c", script, *args], capture_output=True, text=True, timeout=280
-    )
-    assert finished.returncode == 0, finished.stderr
-    return finished.stdout.split()
+@pytest.fixture(scope="module")
+def alone():
+    """What a process tells of Dask before this package is imported, and of their rules after it."""
+    return printed(QUERIES + ALONE)
 
 
-def test_frames_without_images_are_optimised_as_without_this_package():
-    assert told(PLAIN, "imported") == told(PLAIN, "not")
+def test_frames_without_images_are_optimised_as_without_this_package(alone):
+    imported: dict = {}
+    exec(QUERIES, imported)
+    assert imported["names"] == alone["names"]
 
 
-def test_every_rule_calls_the_one_that_was_there():
-    assert {"And", "FilterAlign", "IsNa", "Or", "XOr"} <= {*told(CHAINED)}
+def test_every_rule_calls_the_one_that_was_there(alone):
+    assert {"And", "FilterAlign", "IsNa", "Or", "XOr"} <= {*alone["calls"]}
 
 
-def test_dask_has_no_rule_of_its_own_yet():
+def test_dask_has_no_rule_of_its_own_yet(alone):
     # If it brings one, look whether ours is still needed: dataset/plan/dask_patches.py.
-    names = ["And", "Or", "XOr"]
-    script = f"from dask.dataframe.dask_expr import _expr\nfor name in {names}:\n"
-    script += "    print('_simplify_down' in vars(getattr(_expr, name)))"
-    assert told(script) == ["False"] * 3
+    assert alone["rules"] == []
 
 
-def test_dask_still_drops_the_alignment_of_a_filter_for_its_index():
+def test_dask_still_drops_the_alignment_of_a_filter_for_its_index(alone):
     # Once it doesn't, `_simplify_filter` of dataset/plan/alignment.py can go.
-    script = (
-        "import pandas as pd, dask.dataframe as dd\n"
-        "ddf, other = (dd.from_map(lambda i: pd.DataFrame({'a': range(5)}), [*range(n)])\n"
-        "              for n in (2, 3))\n"
-        "print(*(type(node).__name__ for node in ddf[other.a > 1].index.simplify().walk()))"
-    )
-    names = told(script)
-    assert "Filter" in names
-    assert "FilterAlign" not in names
+    assert "Filter" in alone["nodes"]
+    assert "FilterAlign" not in alone["nodes"]
 
 
 def test_no_other_method_of_dask_is_replaced():
-    script = (
-        "from dask.dataframe.dask_expr import _expr\n"
-        "import dask_image_ingest\n"
-        "for name, kind in sorted(vars(_expr).items()):\n"
-        "    if isinstance(kind, type):\n"
-        "        for method, value in vars(kind).items():\n"
-        "            if str(getattr(value, '__module__', '')).startswith('dask_image_ingest'):\n"
-        "                print(f'{kind.__name__}.{method}')\n"
-    )
-    assert {*told(script)} == {f"{kind}.{method}" for kind, method in REPLACED}
+    replaced = {
+        (name, method)
+        for name, kind in vars(_expr).items()
+        if isinstance(kind, type)
+        for method, value in vars(kind).items()
+        if str(getattr(value, "__module__", "")).startswith("dask_image_ingest")
+    }
+    assert replaced == {*REPLACED}
 
 
 @pytest.mark.timeout(200)

@@ -384,7 +384,7 @@ def test_random_queries_give_the_same_with_and_without_the_optimiser(with_gaps, 
         [dask.delayed(part) for part in everything], meta=everything[0].iloc[:0]
     )
     columns = ["__key__", "width", "height", "cls", "txt", "error", "image"]
-    for round_ in range(30):
+    for round_ in range(12):
         predicate = random_predicate(rng, ddf)
         kept = rng.sample(columns, rng.randint(1, len(columns)))
         lazy = ddf[predicate(ddf)][kept]

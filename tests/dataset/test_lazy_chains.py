@@ -100,7 +100,7 @@ def compute(frame: Any) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.rounds(3, nightly=60)
+@pytest.mark.rounds(1, nightly=60)
 def test_no_image_is_decoded_for_rows_and_columns_that_are_left_out(ddf, rows, work, rng):  # noqa: F811
     decoded = 0
     for _ in range(30):

@@ -10,7 +10,7 @@ from dask_image_ingest.dataset.plan.scan_node import Scan
 
 pytestmark = pytest.mark.slow
 
-QUERIES = 30
+QUERIES = 15
 
 
 @pytest.fixture(scope="module")
@@ -19,7 +19,7 @@ def made(tmp_path_factory):
         return sources(tmp_path_factory.mktemp("queries"))
 
 
-@pytest.mark.rounds(1, nightly=140)
+@pytest.mark.rounds(1, nightly=280)
 def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
     seeds = range(seed * QUERIES, (seed + 1) * QUERIES)
     found: list[str] = []
@@ -28,7 +28,7 @@ def test_random_queries_have_the_answers_of_partitions_in_memory(made, seed):
     assert not differences, "\n".join(found)
     # Most queries make sense, and some mean something in pandas as well.
     assert asked["nothing"] < len(seeds) / 5
-    assert asked["pandas"] > 2
+    assert asked["pandas"] > 0
     assert asked["refused"] < len(seeds) / 10
 
 

@@ -1,12 +1,10 @@
 """What holds from one partition to the next, and from one thread to another."""
 
 import io
-import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
+from forked_python import run_python
 from photo_shards import encode, write_tar
 from PIL import Image
 
@@ -134,7 +132,8 @@ assert os.waitpid(child, 0)[1] == 0, "the fork hung, crashed, or read something 
 
 @pytest.mark.slow
 def test_a_fork_reads_like_its_parent(mixed):
-    subprocess.run([sys.executable, "-c", FORKS, *map(os.fspath, mixed)], check=True, timeout=280)
+    finished = run_python(FORKS, *mixed)
+    assert finished.returncode == 0, finished.stderr
 
 
 HELD = """
@@ -167,4 +166,5 @@ assert os.waitpid(child, 0)[1] == 0, "the fork hung, or its warnings are gone"
 
 @pytest.mark.slow
 def test_a_fork_waits_for_no_thread_of_its_parent():
-    subprocess.run([sys.executable, "-c", HELD], check=True, timeout=280)
+    finished = run_python(HELD)
+    assert finished.returncode == 0, finished.stderr

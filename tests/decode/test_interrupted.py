@@ -22,7 +22,7 @@ pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 
 EDGE = 48
 PACKAGE = str(Path(dask_image_ingest.__file__).parent)
-INTERRUPTS = 40
+INTERRUPTS = 15
 
 # In a finalizer, an interrupt can only be shown.
 pytestmark = [
@@ -114,7 +114,7 @@ def in_another_thread(call):
 
 
 @pytest.mark.newest
-@pytest.mark.rounds(1, nightly=20)
+@pytest.mark.rounds(1, nightly=50)
 @pytest.mark.parametrize("options", OPTIONS)
 def test_an_interrupt_anywhere_spoils_nothing_for_the_next(options, rng):
     options = OPTIONS[options]

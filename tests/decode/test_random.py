@@ -346,3 +346,23 @@ def shuffle_in_batch(images):
 def test_a_transform_that_mixes_images_is_refused(encoded):
     with pytest.raises(dii.ArgumentError, match="mixes the images"):
         pictures(encoded, range(4), shuffle_in_batch)
+
+
+def test_an_image_that_fails_without_neighbours_is_named(encoded):
+    """It is transformed with others that have none, of which any may be at fault."""
+
+    def crop_of_ten(images):
+        from nvidia.dali import fn
+
+        images = fn.slice(images, 0, 10, axes=(1,))
+        return fn.brightness(images, brightness=fn.random.uniform(range=(0.2, 1.8)))
+
+    small = save(Image.new("RGB", (9, 20)), "PNG")
+    files = [small if row == 5 else encoded for row in range(8)]
+    images = EncodedImages(
+        [read_header(data, 1 << 20) for data in files],
+        files.__getitem__,
+        lambda row: Origin("a.tar", 100 * row, f"sample {row}"),
+    )
+    with pytest.raises(dii.FunctionError, match=r"a\.tar: transform= fails for sample 5"):
+        decode(images, DecodeSpec(transform=crop_of_ten), HostPixels(0))

@@ -267,7 +267,7 @@ def test_equal_crops_are_one_query_and_others_are_not(tmp_path):
     [
         ({"augment": "random_crop"}, "'random_resized_crop', or a RandomResizedCrop"),
         ({"augment": CROP, "size": None}, "pass size="),
-        ({"augment": CROP, "resize": "crop"}, "leave resize= as it is"),
+        ({"augment": CROP, "resize": "crop"}, "leave resize= out"),
         ({"augment": CROP, "mode": "raw", "transform": len}, "mode='raw'"),
         ({"augment": CROP, "decode": False, "size": None}, "size="),
     ],

@@ -8,14 +8,12 @@ import io
 import json
 import logging
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pytest
+from forked_python import run_python
 from witnesses import contents, shards_in
 
 import dask_image_ingest as dii
@@ -384,13 +382,7 @@ def test_a_full_disk_is_told_and_loses_nothing(shards, table, out, tmp_path):
     export(table, out, samples_per_shard=3, index=False)
     expected = contents(out)
     out.rename(tmp_path / "whole")
-    finished = subprocess.run(
-        [sys.executable, "-c", LIMITED, str(shards[0].parent), str(out)],
-        env=os.environ | {"PYTHONPATH": str(Path(dii.__file__).parents[1])},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    finished = run_python(LIMITED, shards[0].parent, out)
     assert (
         "File too large. What is finished stays; make room, and run it again, to_webdataset() with "
         "resume=True" in finished.stdout

@@ -9,12 +9,12 @@ import shutil
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import dask
 import dask.dataframe as dd
 import pandas as pd
 import pytest
+from forked_python import run_python
 from witnesses import contents
 
 import dask_image_ingest as dii
@@ -194,7 +194,7 @@ def test_a_token_of_a_frame_is_the_same_in_every_process(shards, edited, tmp_pat
     edited(1)
     (tmp_path / "settings_of_test.py").write_text(SETTINGS)
     told = set()
-    for seed in "123":
+    for seed in "12":
         path = os.pathsep.join([str(tmp_path), *sys.path])
         finished = subprocess.run(
             [sys.executable, "-c", TOLD, *map(str, shards)],
@@ -249,14 +249,8 @@ with dask.config.set(scheduler="synchronous"):
 def test_an_export_that_goes_on_in_another_process_has_no_values_of_old_code(shards, tmp_path):
     def resumed(out, value, how="resumed"):
         (tmp_path / "scorer.py").write_text(SCORER.format(value=value))
-        environment = {"PYTHONPATH": str(Path(dii.__file__).parents[1])}
-        done = subprocess.run(
-            [sys.executable, "-c", RUN, shards[0].parent, tmp_path / out, tmp_path, how],
-            env=os.environ | environment | {"PYTHONDONTWRITEBYTECODE": "1"},
-            capture_output=True,
-            text=True,
-            timeout=280,
-        )
+        arguments = (shards[0].parent, tmp_path / out, tmp_path, how)
+        done = run_python(RUN, *arguments, PYTHONDONTWRITEBYTECODE="1")
         assert done.returncode == (-9 if how == "killed" else 0), done.stderr
         return done.stdout
 

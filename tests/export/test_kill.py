@@ -11,15 +11,16 @@ import signal
 import time
 
 import pytest
+from forked_python import results
 from killed_exports import export
-from processes import assert_all_went_on, results, start
+from processes import assert_all_went_on, start
 from s3 import empty_bucket
 from witnesses import contents, shards_in
 
 pytestmark = [pytest.mark.slow, pytest.mark.newest]
 
 SCRIPT = "killed_exports.py"
-MOMENTS = 4
+MOMENTS = 2
 
 
 @pytest.fixture
@@ -32,9 +33,9 @@ def cluster_export(shards, tmp_path):
     process.communicate()
 
 
-@pytest.mark.rounds(1, nightly=10)
+@pytest.mark.rounds(1, nightly=20)
 def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(shards, tmp_path, seed):
-    told = results(start(SCRIPT, "moments", shards[0].parent, tmp_path / "out", seed, MOMENTS))
+    told = results(SCRIPT, "moments", shards[0].parent, tmp_path / "out", seed, MOMENTS)
     assert len(told) == 2 * MOMENTS
     assert_all_went_on(told)
 
@@ -44,7 +45,7 @@ def test_killed_at_any_moment_it_goes_on_to_the_same_bytes(shards, tmp_path, see
 def test_killed_while_it_sends_to_s3_it_goes_on_to_the_same_bytes(shards, s3_server, seed):
     empty_bucket(s3_server, "killed")
     out = "s3://killed/out"
-    told = results(start(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server))
+    told = results(SCRIPT, "moments", shards[0].parent, out, seed, 2, s3_server)
     assert len(told) == 2 * 2
     assert_all_went_on(told)
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -12,6 +10,7 @@ import dask
 import numpy as np
 import pytest
 from counted import work  # noqa: F401  a fixture
+from forked_python import run_python
 from photo_shards import write_tar
 from processes import printed, until
 
@@ -162,8 +161,18 @@ class TestShuffle:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shuffle", [None, 0, 7])
-@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.nightly), 4, 50])
+@pytest.mark.parametrize(
+    ("batch_size", "shuffle"),
+    [
+        (4, None),
+        (4, 7),
+        (50, 0),
+        *(
+            pytest.param(*each, marks=pytest.mark.nightly)
+            for each in [(1, None), (1, 0), (1, 7), (4, 0), (50, None), (50, 7)]
+        ),
+    ],
+)
 def test_it_goes_on_where_it_stopped(with_bad_ones, shuffle, batch_size):
     options = {"columns": ["__key__"], "shuffle": shuffle}
     whole, positions = [], [(0, 0, shuffle, None, None)]
@@ -255,13 +264,8 @@ def test_a_package_that_is_missing_is_named(ddf, monkeypatch):
     ("shuffle", "most"), [([], 3), (["3"], 17)], ids=["in order", "shuffled: 1 GiB is 14"]
 )
 def test_memory_stays_within_a_few_partitions_of_twenty(shuffle, most):
-    finished = subprocess.run(
-        [sys.executable, ROOT / "tests" / "support" / "bounded_memory.py", *shuffle],
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
+    program = ROOT / "tests" / "support" / "bounded_memory.py"
+    finished = run_python(program.read_text(), *shuffle)
     assert finished.returncode == 0, finished.stderr
     peak = json.loads(finished.stdout)["peak"]
     print(f"peak: {peak:.2f} partitions")

@@ -6,7 +6,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,7 +13,8 @@ import dask
 import numpy as np
 import pytest
 from distributed import Client, LocalCluster
-from processes import until
+from forked_python import Fork, run_main, run_python
+from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_pool import PixelMemory, SharedBlock, map_block
@@ -199,21 +199,20 @@ def test_a_block_has_no_other_use_while_it_is_lent(block):
     assert block.claim()
 
 
-def test_a_borrower_that_is_killed_holds_nothing(block):
+def test_a_borrower_that_is_killed_holds_nothing(block, tmp_path):
     program = (
         "import sys, time; from dask_image_ingest.frames.pixel_pool import map_block;"
         f"seal = bytes.fromhex('{block.seal.hex()}');"
         f"a = map_block({os.getpid()}, {block.file}, {NBYTES}, seal);"
         "print(int(a.sum()), flush=True); time.sleep(60)"
     )
-    with subprocess.Popen(
-        [sys.executable, "-c", program],
-        stdout=subprocess.PIPE,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-    ) as borrower:
-        assert int(borrower.stdout.readline()) == 7 * NBYTES
-        assert not block.claim()
-        borrower.kill()
+    told = tmp_path / "told"
+    borrower = Fork(run_main, program, output=told, errors=told)
+    until(lambda: told.read_text().endswith("\n"))
+    assert int(told.read_text()) == 7 * NBYTES
+    assert not block.claim()
+    os.kill(borrower.pid, signal.SIGKILL)
+    borrower.wait(SECONDS)
     assert block.claim()
 
 
@@ -243,9 +242,8 @@ def test_a_fork_does_not_write_where_its_parent_reads(block):
         "os._exit(block.claim()) if not child else None;"
         "assert os.waitpid(child, 0)[1] == 0 and block.claim()"
     )
-    subprocess.run(
-        [sys.executable, "-c", program], check=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
+    finished = run_python(program)
+    assert finished.returncode == 0, finished.stderr
 
 
 FORK = """
@@ -278,8 +276,8 @@ assert addresses[1] == again.ctypes.data, "memory that nobody looks at was not u
 
 def test_images_of_a_fork_stay_what_they_are():
     """As in a task that starts the workers of a torch DataLoader."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    subprocess.run([sys.executable, "-c", FORK], check=True, env=environment, timeout=280)
+    finished = run_python(FORK)
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_memory_that_is_lent_serves_no_new_array():

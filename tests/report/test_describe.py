@@ -5,13 +5,12 @@ from __future__ import annotations
 import gzip
 import json
 import random
-import subprocess
-import sys
 from collections import Counter
 
 import pytest
 from corpus import images
 from few_images import SIZES, encoded, write_bad_shard, write_good_shards
+from forked_python import run_python
 from tars import header, tar
 
 from dask_image_ingest import cli
@@ -226,9 +225,7 @@ status = cli.main(["describe", sys.argv[1], "--json"])
 print(peak() - before, file=sys.stderr)
 sys.exit(status)
 """
-    finished = subprocess.run(
-        [sys.executable, "-c", script, shard], capture_output=True, text=True, timeout=280
-    )
+    finished = run_python(script, shard)
     assert finished.returncode == 0, finished.stderr
     summary = json.loads(finished.stdout)
     assert (summary["samples"], summary["images"]) == (1, 1)

@@ -11,9 +11,10 @@ from dask_image_ingest.storage.patterns import expand_braces
 PARTS = ["a", "-", ",", "{", "}", "{0..9}", "{007..-3..2}", "{b..k}", "{x,y}", "{}", "{5}", ".."]
 
 
+@pytest.mark.rounds(1, nightly=20)
 def test_patterns_mean_what_webdataset_makes_of_them(rng):
     balanced = 0
-    for _ in range(3000):
+    for _ in range(800):
         pattern = "".join(rng.choices(PARTS, k=rng.randrange(1, 9)))
         try:
             expected = list(braceexpand(pattern, escape=False))
@@ -23,7 +24,7 @@ def test_patterns_mean_what_webdataset_makes_of_them(rng):
             continue
         balanced += 1
         assert expand_braces(pattern) == expected
-    assert balanced > 300
+    assert balanced > 80
 
 
 @pytest.mark.parametrize(

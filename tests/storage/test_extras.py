@@ -1,10 +1,9 @@
 """A protocol whose package is missing is an error that names the extra of this package."""
 
 import json
-import subprocess
-import sys
 
 import pytest
+from forked_python import run_python
 
 EXTRAS = {
     "s3": ("s3", "s3fs"),
@@ -37,9 +36,7 @@ print(json.dumps(told))
 
 @pytest.mark.slow
 def test_the_extra_is_named():
-    command = [sys.executable, "-c", LISTINGS, json.dumps(EXTRAS)]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    told = json.loads(printed)
+    told = json.loads(run_python(LISTINGS, json.dumps(EXTRAS)).stdout)
     assert told.keys() == EXTRAS.keys()
     for protocol, (extra, _) in EXTRAS.items():
         assert f"pip install 'dask-image-ingest[{extra}]'" in told[protocol]

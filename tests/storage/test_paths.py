@@ -143,8 +143,8 @@ def test_a_shard_knows_its_size_and_version(folder):
 
 @pytest.mark.newest
 @pytest.mark.slow
-def test_100_000_paths_are_found_and_none_is_opened(tmp_path):
-    count = 100_000
+def test_20_000_paths_are_found_and_none_is_opened(tmp_path):
+    count = 20_000
     for i in range(count):
         if i % 10_000 == 0:  # links are cheaper to make than files
             original = tmp_path / f"{i}.tar"
@@ -159,7 +159,7 @@ def test_100_000_paths_are_found_and_none_is_opened(tmp_path):
     shards = find_shards(f"{tmp_path}/{{0..{count - 1}}}.tar")
     watching = False
     assert [path for path in opened if str(path).endswith(".tar")] == []
-    assert names_of(shards[:3] + shards[-1:], tmp_path) == ["0.tar", "1.tar", "2.tar", "99999.tar"]
+    assert names_of(shards[:3] + shards[-1:], tmp_path) == ["0.tar", "1.tar", "2.tar", "19999.tar"]
 
 
 # --- wrong arguments ------------------------------------------------------------------------------

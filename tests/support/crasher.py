@@ -1,7 +1,7 @@
 """A decoder bug that nobody knows yet: one image that kills whichever process decodes it.
 
-Planted from outside, by a ``sitecustomize`` that every Python process of a test finds on its path:
-the package holds nothing for it.
+Planted from outside, by a ``sitecustomize`` that every new Python of a test finds on its path, and
+that forks load: the package holds nothing for it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def die(*_):
 
 
 def plant_in_dali(module):
-    schedule = module.DaliDecoder._schedule
+    as_input = module.DaliDecoder._as_input
 
     def bug(self, batch):
         if any({IN_DALI!r} in bytes(memoryview(image)) for image in batch):
             die()
-        return schedule(self, batch)
+        return as_input(self, batch)
 
-    module.DaliDecoder._schedule = bug
+    module.DaliDecoder._as_input = bug
 
 
 def plant_in_pillow(module):
@@ -68,7 +68,17 @@ class Planter(importlib.abc.MetaPathFinder):
 
 
 sys.meta_path.insert(0, Planter())
+for name, plant in PLANTS.items():
+    if name in sys.modules:
+        plant(sys.modules[name])
+# Of Pythons that this one starts.
+path = os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pathsep)
+os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
 """
+
+#: The beginning of a program that runs in a fork, for which no Python looks for that module.
+PLANTED = "import os, sys; sys.path[:0] = os.environ['PYTHONPATH'].split(':'); import sitecustomize"
+PLANTED += "\n"
 
 
 def plant(folder: Path) -> dict[str, str]:

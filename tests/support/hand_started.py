@@ -1,12 +1,10 @@
 """Clusters of ``dask scheduler`` and ``dask worker`` processes that share only the network.
 
-Each process has a working directory, temporary files, a local directory and, where the machine
-allows it, a table of processes of its own.
+Each process has a working directory, temporary files and a local directory of its own.
 """
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -17,7 +15,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import dask
+from dask.cli import run_cli
 from distributed import Client
+from forked_python import MEASURED, Fork
 from processes import SECONDS
 
 _TESTS = Path(__file__).parent
@@ -27,26 +28,18 @@ _PACKAGES = Path(sysconfig.get_path("purelib"))
 class HandStarted:
     """A scheduler and the workers that were started for it; a context manager ends them all.
 
-    ``folder`` holds what belongs to each process.
+    They are forks of a process that has imported all there is, unless they have a ``PYTHONPATH`` of
+    their own. ``folder`` holds what belongs to each process.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        site: bool = False,
-        scheduler: Sequence[str] = (),
-        **environment: str,
-    ) -> None:
-        # Without site, packages are nowhere but on the path that a test sets.
-        self._options = [] if site else ["-S"]
+    def __init__(self, folder: Path, *, scheduler: Sequence[str] = (), **environment: str) -> None:
         self.folder = folder
         # A worker that stands still on a busy machine is not given up.
         patient = {"DASK_DISTRIBUTED__SCHEDULER__WORKER_TTL": "1 hour"}
         patient["DASK_DISTRIBUTED__COMM__TIMEOUTS__TCP"] = "10 minutes"
         self._environment = patient | environment
         self._scheduler = scheduler  # options
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[subprocess.Popen[bytes] | Fork] = []
         self.address = ""
 
     def __enter__(self) -> HandStarted:
@@ -62,33 +55,26 @@ class HandStarted:
             with suppress(ProcessLookupError):  # it may have ended
                 os.killpg(process.pid, signal.SIGKILL)  # with those that nannies have started
         for process in self._processes:
-            process.wait()
+            process.wait(SECONDS)
 
-    @staticmethod
-    def path(first: Sequence[Path] = ()) -> str:
-        """The path of processes that have all packages, this one, and what tests share."""
-        return os.pathsep.join(map(str, (*first, _TESTS.parent.parent, _TESTS, _PACKAGES)))
-
-    def worker(self, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+    def worker(self, *options: str, **environment: str) -> subprocess.Popen[bytes] | Fork:
         """Start a worker of one thread, in a process group of its own."""
         where = ["--scheduler-file", self.address, "--no-dashboard"]
         return self.start("worker", *where, "--nthreads", "1", *options, **environment)
 
-    def start(self, what: str, *options: str, **environment: str) -> subprocess.Popen[bytes]:
+    def start(self, what: str, *options: str, **environment: str) -> subprocess.Popen[bytes] | Fork:
         own = self.folder / f"{what}-{len(self._processes)}"
         (own / "tmp").mkdir(parents=True)
-        path = {"PYTHONPATH": self.path()}
-        variables = (
-            os.environ | path | self._environment | {"TMPDIR": str(own / "tmp")} | environment
-        )
-        command = [sys.executable, *self._options, "-m", "dask", what, *options]
+        command = [what, *options]
         if what == "worker":
             command += ["--local-directory", str(own / "local")]
-        command = [*namespace(), *command]
-        with (own / "log").open("wb") as log:
-            process = subprocess.Popen(
-                command, cwd=own, env=variables, stdout=log, stderr=log, start_new_session=True
-            )
+        variables = self._environment | {"TMPDIR": str(own / "tmp")} | environment
+        process: subprocess.Popen[bytes] | Fork
+        if MEASURED or variables.get("PYTHONPATH"):
+            process = _new_python(own, command, variables)
+        else:
+            log = own / "log"
+            process = Fork(_dask, command, output=log, errors=log, folder=own, **variables)
         self._processes.append(process)
         return process
 
@@ -110,17 +96,27 @@ class HandStarted:
         return "\n".join(path.read_text() for path in sorted(self.folder.glob("*/log")))
 
 
-@functools.cache
-def namespace() -> tuple[str, ...]:
-    """The beginning of a command that runs the rest in a PID namespace; empty if it can't be."""
-    # The shell is its first process, which the kernel protects from signals of the others.
-    begin = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc", "sh", "-c"]
-    begin += ['"$@"; exit 0', "sh"]
-    try:
-        able = subprocess.run([*begin, "true"], capture_output=True, check=False).returncode == 0
-    except OSError:
-        able = False
-    return tuple(begin) if able else ()
+def _new_python(
+    folder: Path, command: list[str], variables: dict[str, str]
+) -> subprocess.Popen[bytes]:
+    path = os.pathsep.join(map(str, (_TESTS.parent.parent, _TESTS, _PACKAGES)))
+    with (folder / "log").open("wb") as log:
+        return subprocess.Popen(
+            # Without site, packages are nowhere but on the path that a test sets.
+            [sys.executable, "-S", "-m", "dask", *command],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": path} | variables,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+
+
+def _dask(command: list[str]) -> None:
+    """Do what ``dask COMMAND`` does, in a fork, of which nannies make forks."""
+    sys.argv = ["dask", *command]
+    with dask.config.set({"distributed.worker.multiprocessing-method": "fork"}):
+        run_cli()
 
 
 def packages_without(folder: Path, *names: str) -> str:

@@ -30,9 +30,14 @@ def until(condition: Callable[[], Any], what: str = "") -> None:
         time.sleep(0.01)
 
 
+def python_path() -> str:
+    """The path of processes that import this package and what tests share."""
+    path = [_ROOT, _SUPPORT.parent, _SUPPORT, os.environ.get("PYTHONPATH", "")]
+    return os.pathsep.join(map(str, path))
+
+
 def printed(code: str, **environment: str) -> Any:
     """What a fresh process prints as its last line, which is JSON."""
-    path = [str(_ROOT), str(_SUPPORT.parent), str(_SUPPORT), os.environ.get("PYTHONPATH", "")]
     with tempfile.TemporaryDirectory() as folder:
         # A file, since processes that it starts may have to import it.
         script = Path(folder) / "script.py"
@@ -44,7 +49,7 @@ def printed(code: str, **environment: str) -> Any:
             timeout=SECONDS,
             check=False,
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(path)} | environment,
+            env=os.environ | {"PYTHONPATH": python_path()} | environment,
         )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
@@ -76,13 +81,6 @@ def start(script: str, *arguments: Any) -> subprocess.Popen:
         text=True,
         start_new_session=True,
     )
-
-
-def results(process: subprocess.Popen) -> list[dict]:
-    """What a script tells of each process that it killed."""
-    output, errors = process.communicate(timeout=280)
-    assert process.returncode == 0, errors
-    return [json.loads(line) for line in output.splitlines()]
 
 
 def assert_all_went_on(told: list[dict]) -> None:

@@ -61,7 +61,7 @@ name_alphabet = st.sampled_from([*"a./_\nÉé ", "__"])
 
 
 @pytest.mark.slow
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(st.lists(name_alphabet, min_size=1, max_size=12).map("".join))
 def test_any_name_is_split_as_webdataset_splits_it(name):
     for kind in (b"0", b"\0"):
@@ -359,7 +359,7 @@ def test_a_pax_header_without_its_member_is_damage():
 def test_nothing_from_a_bad_checksum_on_is_kept(count):
     shard = tar({f"{i:05d}.jpg": b"x" for i in range(count)})
     rng = random.Random(count)
-    for _ in range(30):
+    for _ in range(8):
         number, place = rng.randrange(1, count), rng.choice([0, 50, 124, 130, 148, 153, 200, 400])
         broken = bytearray(shard)
         broken[number * 2 * BLOCK + place] ^= 1

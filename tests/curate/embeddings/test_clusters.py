@@ -4,7 +4,6 @@ import dask.dataframe as dd
 import numpy as np
 import pytest
 from embeddings import table_of, topics
-from sklearn.cluster import KMeans
 
 import dask_image_ingest as dii
 from dask_image_ingest.curate import find_clusters
@@ -24,6 +23,8 @@ def within(vectors, numbers):
 
 
 def test_vectors_are_as_near_to_their_centers_as_those_of_k_means_by_scikit_learn(vectors):
+    from sklearn.cluster import KMeans  # takes two seconds, of each process that collects tests
+
     found = find_clusters(table_of(vectors), 20)["cluster"]
     assert str(found.dtype).startswith("int32")
     assert set(found) == set(range(20))

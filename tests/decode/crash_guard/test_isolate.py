@@ -10,14 +10,16 @@ import signal
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dask
 import numpy as np
 import pytest
 from corpus import picture, save
-from crasher import IN_DALI, IN_PILLOW, plant
+from crasher import IN_DALI, IN_PILLOW, PLANTED, plant
 from distributed import Client, LocalCluster
+from forked_python import run_python
 from handmade import insert_after_soi, jpeg_segment, webp_with_exif
 from photo_shards import write_tar
 
@@ -169,11 +171,10 @@ print(json.dumps(dict(zip(frame["__key__"], bad, strict=True))))
 
 @pytest.mark.newest
 def test_a_script_that_died_finishes_when_it_is_run_again(shards, tmp_path):
-    environment = os.environ | plant(tmp_path / "bug")
-    command = [sys.executable, "-c", SCRIPT, str(shards[0])]
+    bug = plant(tmp_path / "bug")
     for status in (-signal.SIGSEGV, 0):
-        finished = subprocess.run(command, env=environment, capture_output=True, timeout=280)
-        assert finished.returncode == status, finished.stderr.decode()
+        finished = run_python(PLANTED + SCRIPT, shards[0], **bug)
+        assert finished.returncode == status, finished.stderr
     errors = json.loads(finished.stdout)
     assert sorted(errors) == [f"{n:02}" for n in range(10)]
     assert [key for key, error in errors.items() if error] == ["07"]
@@ -192,8 +193,8 @@ def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
     assert not list(folder.iterdir())
     dying = "import os, sys; from dask_image_ingest.decode.crash_guard import crash_log; "
     dying += "here = crash_log.in_progress(sys.argv[1]); here.__enter__(); os.kill(os.getpid(), 9)"
-    environment = os.environ | {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
-    subprocess.run([sys.executable, "-c", dying, "piece"], env=environment, timeout=280)
+    killed = run_python(dying, "piece", DASK_IMAGE_INGEST__CRASH_JOURNAL=str(folder.parent))
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert [path.name for path in folder.iterdir()] == ["decoding-piece"]
     with crash_log.in_progress("piece") as died_before:
         assert died_before
@@ -217,10 +218,10 @@ assert not left
 @pytest.mark.newest
 def test_processes_at_the_same_partition_do_not_take_each_other_for_dead(folder):
     """As workers that read the same shard for several queries, over and over."""
-    environment = os.environ | {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
-    command = [sys.executable, "-c", BUSY, "700"]
-    busy = [subprocess.Popen(command, env=environment) for _ in range(3)]
-    assert [process.wait() for process in busy] == [0, 0, 0]
+    journal = {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
+    with ThreadPoolExecutor(3) as pool:
+        busy = [pool.submit(run_python, BUSY, 300, **journal) for _ in range(3)]
+        assert [each.result().returncode for each in busy] == [0, 0, 0]
     assert not list(folder.iterdir())
 
 
@@ -332,10 +333,8 @@ def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
     assert parsed_shape(np.frombuffer(bad, np.uint8)) is None
     files = {"bad.webp": bytes(bad)} | {f"{number:02}.webp": good for number in range(64)}
     path = write_tar(tmp_path / "a.tar", files)
-    journal_of_its_own = {**os.environ, "DASK_IMAGE_INGEST__CRASH_JOURNAL": str(tmp_path)}
-    subprocess.run(
-        [sys.executable, "-c", READER, str(path)], check=True, timeout=280, env=journal_of_its_own
-    )
+    finished = run_python(READER, path, DASK_IMAGE_INGEST__CRASH_JOURNAL=str(tmp_path))
+    assert finished.returncode == 0, finished.stderr
 
 
 def test_the_guarded_process_of_a_killed_worker_ends_without_a_word():

@@ -34,13 +34,8 @@ def shards(tmp_path_factory):
 @pytest.fixture
 def cluster(tmp_path):
     """Processes with the bug, each with a journal of its own among its temporary files."""
-    bug = plant(tmp_path / "bug")
-    del bug["DASK_IMAGE_INGEST__CRASH_JOURNAL"]
-    path = HandStarted.path(first=[tmp_path / "bug"])
-    with (
-        HandStarted(tmp_path / "cluster", site=True, **bug | {"PYTHONPATH": path}) as started,
-        dask.config.set(scheduler=None),
-    ):
+    plant(tmp_path / "bug")
+    with HandStarted(tmp_path / "cluster") as started, dask.config.set(scheduler=None):
         yield started
 
 
@@ -56,9 +51,10 @@ def died(client: Client) -> int:
 
 @pytest.mark.parametrize("count", WORKERS)
 @pytest.mark.parametrize("nanny", [pytest.param(True, marks=pytest.mark.nightly), False])
-def test_one_image_costs_one_row_and_one_worker(nanny, count, cluster, shards):
+def test_one_image_costs_one_row_and_one_worker(nanny, count, cluster, shards, tmp_path):
+    bug = tmp_path / "bug" / "sitecustomize.py"
     for _ in range(count):
-        cluster.worker(*([] if nanny else ["--no-nanny"]))
+        cluster.worker("--preload", str(bug), "--nanny" if nanny else "--no-nanny")
     with cluster.client(count) as client:
         frame = dii.read_webdataset_images(shards[:4], backend="pandas").compute()
         errors = frame.set_index("__key__")["error"].dropna()

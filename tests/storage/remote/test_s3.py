@@ -56,6 +56,7 @@ def test_a_missing_object_is_named(bucket, s3_options):
         pass
 
 
+@pytest.mark.nightly  # one of each kind of server is in tests/test_remote_contract.py
 def test_faults_between_here_and_there_lose_nothing(bucket, s3_options):
     fs, name = bucket
     fs.pipe_file(f"{name}/x.tar", SHARD)
