@@ -45,7 +45,7 @@ def make_sample(
     if weights is not None and balance is not None:
         raise ArgumentError("weights= and balance= each decide how often rows come: pass one")
     argument, name = ("weights", weights) if balance is None else ("balance", balance)
-    if name not in columns:
+    if not isinstance(name, str) or name not in columns:
         raise ArgumentError(
             f"{argument}={shown(name)}: pass the name of a column, one of "
             f"{', '.join(map(repr, columns))}"
@@ -80,8 +80,17 @@ def _balanced(values: pd.Series) -> np.ndarray:
     return np.where(codes < 0, 0.0, 1 / counts[codes] if len(counts) else 0.0)
 
 
+# Rows of an epoch that are drawn in memory.
+_MOST_DRAWN = 2**32
+
+
 def _sample(weights: np.ndarray, count: int | None, replacement: bool, argument: str) -> Sample:
     count = len(weights) if count is None else count
+    if count > _MOST_DRAWN:
+        raise ArgumentError(
+            f"{argument}: an epoch of {count:,} rows is more than can be drawn: pass fewer steps=, "
+            "or a smaller batch_size"
+        )
     possible = np.flatnonzero(weights)
     digest = digest_of(weights, str(replacement))
     if count and not len(possible):
