@@ -193,7 +193,7 @@ def frame_of_new(
     """Frame of columns whose values belong to ``rows``; other rows, and NaN, are null."""
     types = {name: type_ for name, (_, type_) in columns.items()}
     if not len(index):
-        return empty_frame(types, index)
+        return make_frame(pa.table({n: pa.array([], t) for n, t in types.items()}), index, None)
     new = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
     frame = _frame_of(new, stored_types(types), index)
     for name, type_ in types.items():
@@ -353,6 +353,16 @@ def pixels_on_host(images: cudf.Series) -> Pixels:
     return Pixels(flat, shapes, errors, np.maximum(itemsizes, 1))
 
 
+def table_of(frame: cudf.DataFrame) -> pa.Table:
+    """Arrow table of a frame without its index: bytes as bytes; no rows need no GPU."""
+    table = frame.to_arrow(preserve_index=False) if len(frame) or gpus() else empty_table(frame)
+    columns = [
+        typed(column.combine_chunks(), dtype)
+        for column, dtype in zip(table.columns, frame.dtypes, strict=True)
+    ]
+    return pa.table(columns, table.column_names, metadata=table.schema.metadata)
+
+
 def typed(array: pa.Array, dtype: Any) -> pa.Array:
     """Cast the result of cuDF's ``to_arrow`` to the type of the column, with bytes as bytes.
 
@@ -427,7 +437,7 @@ def table_for_storage(frame: cudf.DataFrame) -> pa.Table:
     """Arrow table of a frame and its index, in types for parquet and with pandas metadata."""
     # Select: drop() would copy the pixels, and make them unspillable.
     others = frame[[name for name in frame.columns if not is_images(frame[name].dtype)]]
-    arrow = others.to_arrow(preserve_index=False)
+    arrow = table_of(others)
     metadata = json.loads(arrow.schema.metadata[b"pandas"])
     # Tells the pandas backend that the dtype names are cuDF's.
     metadata["creator"] = {"library": "cudf", "version": cudf.__version__}
@@ -439,7 +449,7 @@ def table_for_storage(frame: cudf.DataFrame) -> pa.Table:
             types = {"pandas_type": "object", "numpy_type": "image", "metadata": None}
             metadata["columns"].append(names | types)
         else:
-            columns[name] = typed(arrow.column(name).combine_chunks(), dtype)
+            columns[name] = arrow.column(name)
     index = frame.index
     if isinstance(index, cudf.RangeIndex):
         edges = {"start": index.start, "stop": index.stop, "step": index.step}
