@@ -345,7 +345,8 @@ class Images(ABC, Generic[Frame, Series]):
             client, else on a thread. So at most ``prefetch + 1`` partitions are in memory, and
             those in the buffer of a shuffle, whatever the size of the frame. If a shuffle mixes
             references, pieces of up to 1,024 rows and 16 MiB of files count instead of partitions.
-            By default 1; on a cluster two more than its workers have threads, at most 10.
+            By default 1; on a cluster two more than its workers have threads, at most 10; of cuDF
+            two, which take memory of this process's GPU.
         start
             Where to begin. A number of batches to skip, which are decoded to find the position. Or
             the ``position`` of an earlier iterator: nothing before it is read, except, with a

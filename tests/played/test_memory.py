@@ -5,6 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import cupy
 import dask
 import numpy as np
 import pytest
@@ -135,6 +136,17 @@ def test_what_is_counted_here_is_what_cudf_does(shard):
         assert len(made) == ROWS + BAD
         assert share(counts, "allocated") >= 1
         assert share(counts, "pinned") >= 1
+
+
+def test_pixels_without_room_are_an_error_that_says_what_to_do(shard, monkeypatch):
+    def full(*args):
+        raise MemoryError("std::bad_alloc: out_of_memory: Maximum pool size exceeded")
+
+    ddf = read(shard)
+    monkeypatch.setattr(cupy, "empty", full)
+    with pytest.raises(MemoryError) as raised:
+        ddf.compute()
+    assert "partition_size" in raised.value.__notes__[0]
 
 
 FRESH = """
