@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
 from collections.abc import Collection
 from typing import Any
 
@@ -96,8 +95,7 @@ class _CudfEntrypoint(DataFrameBackendEntrypoint):
         return getattr(CudfBackendEntrypoint, name)
 
 
-if importlib.util.find_spec("dask_cudf") is not None:
-    dataframe_creation_dispatch.register_backend("cudf", _CudfEntrypoint())
+dataframe_creation_dispatch.register_backend("cudf", _CudfEntrypoint())
 
 
 def _pandas_is_configured() -> bool:
