@@ -437,7 +437,7 @@ def table_for_storage(frame: cudf.DataFrame) -> pa.Table:
     """Arrow table of a frame and its index, in types for parquet and with pandas metadata."""
     # Select: drop() would copy the pixels, and make them unspillable.
     others = frame[[name for name in frame.columns if not is_images(frame[name].dtype)]]
-    arrow = table_of(others)
+    arrow = others.to_arrow(preserve_index=False)
     metadata = json.loads(arrow.schema.metadata[b"pandas"])
     # Tells the pandas backend that the dtype names are cuDF's.
     metadata["creator"] = {"library": "cudf", "version": cudf.__version__}
@@ -449,7 +449,7 @@ def table_for_storage(frame: cudf.DataFrame) -> pa.Table:
             types = {"pandas_type": "object", "numpy_type": "image", "metadata": None}
             metadata["columns"].append(names | types)
         else:
-            columns[name] = arrow.column(name)
+            columns[name] = typed(arrow.column(name).combine_chunks(), dtype)
     index = frame.index
     if isinstance(index, cudf.RangeIndex):
         edges = {"start": index.start, "stop": index.stop, "step": index.step}
