@@ -63,14 +63,17 @@ TARGETS = (
 class Results:
     """Speeds, and what was busy, by kind and figure."""
 
-    def __init__(self, repeats: int) -> None:
+    def __init__(self, repeats: int, figures: str = FIGURES) -> None:
         self.speeds: dict[tuple[str, str], float] = {}
         self.busy: dict[tuple[str, str], Busy] = {}
         self._repeats = repeats
+        self.figures = figures
 
     def record(self, kind: Kind, figure: str, make) -> None:
         """Measure what ``make()`` makes; a figure that can't be had must not cost the others."""
         key = kind.name, figure
+        if figure not in self.figures:
+            return
         try:
             self.speeds[key], self.busy[key] = measure(make(), self._repeats)
         except Exception as error:
@@ -118,7 +121,7 @@ def benchmark(arguments) -> None:
     import dask_image_ingest as dii
 
     print_machine()
-    results = Results(arguments.repeats)
+    results = Results(arguments.repeats, arguments.figures)
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         data = prepare(arguments, folder)
         for kind, (images, paths) in data.items():
@@ -142,12 +145,15 @@ def benchmark(arguments) -> None:
                 results.record(kind, "c", partial(unindexed, size=224))
             kind, (images, _) = next(iter(data.items()))
             for figure, every in (("f", 100), ("g", 10)):
+                if figure not in results.figures:
+                    continue
                 paths = write_shards(kind, images, Path(folder) / f"bad-{every}", every)
                 check_bad_rows(kind, paths, every)
                 results.record(
                     kind, figure, partial(read, client, paths, kind.shards * kind.per_shard)
                 )
-        measure_pillow(data, results)
+        if "e" in results.figures:
+            measure_pillow(data, results)
     results.print(data)
 
 
@@ -251,6 +257,7 @@ def main() -> None:
     )
     names = [kind.name for kind in KINDS]
     parser.add_argument("--only", nargs="+", choices=names, help="kinds of photographs")
+    parser.add_argument("--figures", default=FIGURES, help=f"some of {FIGURES} (default: all)")
     parser.add_argument("--scale", type=float, default=1.0, help="share of the data (default 1)")
     parser.add_argument("--repeats", type=int, default=3, help="measured runs of each (default 3)")
     parser.add_argument("--batch-size", type=int, default=64, help="of a and n (default 64)")

@@ -10,8 +10,10 @@ from typing import Any
 import dask.dataframe as dd
 from dask._task_spec import Task, TaskRef, convert_legacy_graph, cull
 from dask.dataframe import dask_expr
+from dask.dataframe.backends import DataFrameBackendEntrypoint
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr._accessor import FunctionMap, PropertyMap
+from dask.dataframe.dask_expr._backends import dataframe_creation_dispatch
 from dask.dataframe.dask_expr._concat import Concat
 from dask.dataframe.dask_expr._expr import (
     EQ,

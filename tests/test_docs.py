@@ -55,6 +55,7 @@ MARKED: dict[str, list[str]] = {
         "needs hosts with GPUs",
         "needs hosts with GPUs",
         "needs cudf",
+        "needs a GPU and torch",
         "needs a cluster with GPUs",
     ],
     "docs/guide/read.md": ["needs a collection of img2dataset"],

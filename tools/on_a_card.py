@@ -1,16 +1,17 @@
-"""Everything that is to be seen on a GPU, in groups that each fit a call of ten minutes.
+"""Everything that is to be seen on a GPU, in groups that each fit a call of eight minutes.
 
+    python tools/on_a_card.py --plan             # the calls that fit 30 minutes, in order of worth
+    python tools/on_a_card.py --plan 15          # or so many
     python tools/on_a_card.py --list             # the groups, their steps, and what each shows
     python tools/on_a_card.py OUT --group 1      # one group
-    python tools/on_a_card.py OUT                # all groups, in order: an hour at most
-    python tools/on_a_card.py OUT --minutes 9.5  # as many of their steps as that takes, in order
+    python tools/on_a_card.py OUT --minutes 7.5  # as many steps as that takes, in order
     python tools/on_a_card.py OUT --only read    # one or some steps
 
-OUT is a folder. ``group-N.log`` holds what the steps of a group printed; ``summary.md`` how each
-step of this call ended, and the lines that belong into docs/benchmarks.md: no more than eight files
-of one call. Each step is a process of its own, and one that fails or hangs keeps no other from
-running. The package need not be installed; what it needs has to be, as listed in
-tests/gpu/README.md: the step ``machine`` names what is missing. It has not run on a GPU yet.
+OUT is a folder. ``group-NAME.log`` holds what the steps of a group printed; ``summary.md`` how each
+step of this call ended, and the lines that belong into docs/benchmarks.md. Each step is a process
+of its own, and one that fails or hangs keeps no other from running. The package need not be
+installed; what it needs has to be, as listed in tests/gpu/README.md: the step ``machine`` names
+what is missing. It has not run on a GPU yet.
 """
 
 # ruff: noqa: T201 - a command line tool
@@ -30,8 +31,12 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[1]
 
-#: What a call may take, with the start of the machine and the way back of the logs beside it.
-GROUP_MINUTES = 9.5
+#: What a call may take, and of that for the packages that it brings, to be unpacked.
+CALL_MINUTES = 8
+UNPACK_MINUTES = 0.5
+
+#: What all calls may take together.
+LEASE_MINUTES = 30
 
 
 class Step(NamedTuple):
@@ -46,10 +51,17 @@ class Step(NamedTuple):
 
 
 class Group(NamedTuple):
-    """Steps that fit one call together, and what they show."""
+    """Steps that fit one call together, what they show, and what the machine needs for them."""
 
+    name: str
     shows: str
     steps: tuple[Step, ...]
+    needs: str = "all packages of the extra"
+
+    @property
+    def minutes(self) -> float:
+        """What a call for it takes at most."""
+        return UNPACK_MINUTES + sum(step.minutes for step in self.steps)
 
 
 # What is imported beside RAPIDS and DALI, which the step ``api`` looks at.
@@ -73,59 +85,152 @@ TESTS = "python -m pytest -p no:cacheprovider -rA --tb=long --durations=10"
 # Of a benchmark: the table, what was busy, bad rows, and what was hoped for.
 FIGURES = r"^\||^target|images/s|rows without an image|^NVIDIA|\([ansb]\):"
 
+# In order of worth.
 GROUPS = (
     Group(
+        "0",
+        "what needs no RAPIDS: copies beside a busy stream, curation on CuPy, DLPack",
+        (
+            Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 0.25),
+            Step(
+                "bare",
+                "pixels in one buffer, signals, hashes and heads as NumPy's, memory of torch",
+                f"{TESTS} tests/gpu/test_bare.py",
+                1.5,
+            ),
+        ),
+        "CUDA 12 or 13, Python 3.12, CuPy, PyTorch, and what the package imports",
+    ),
+    Group(
+        "0b",
+        "DALI without cuDF: its engines' share, places in a batch, what a pipeline costs",
+        (
+            Step(
+                "engines",
+                "whether the first batch settles the engines' share, and whether places matter",
+                "python tests/gpu/engines.py",
+                2.5,
+                figures=r"^(share|places|build|refused):",
+            ),
+        ),
+        "as 0, and DALI",
+    ),
+    Group(
+        "1",
         "the machine has all that is needed, and a cuDF partition does what a pandas one does",
         (
-            Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 0.5),
             Step(
                 "machine",
                 "Python, cores, the release of each package, and that none is missing",
                 f"python -c {shlex.quote(MACHINE)}",
-                1,
+                0.5,
                 figures=r"bytes$|cores$|^driver|^(nvidia-dali|nvidia-nvimgcodec|cudf|cupy|dask)",
-            ),
-            Step(
-                "api",
-                "every name and signature used",
-                "python tools/check_gpu_api.py --require -v",
-                1,
             ),
             Step(
                 "contract",
                 "a cuDF partition does what a pandas one does",
                 f"{TESTS} tests/gpu/test_cudf.py",
-                3,
+                1.5,
             ),
             Step(
-                "curate",
-                "signals, hashes and duplicates of a cuDF frame are those of a pandas frame",
-                f"{TESTS} tests/gpu/test_curate.py",
-                1,
+                "flows",
+                "each flow of the guide as with pandas: empty partitions, lazy vectors, late "
+                "decodes, to_backend, export, checkpoint, curation",
+                f"{TESTS} tests/gpu/test_flows.py",
+                2.5,
             ),
             Step(
                 "contract-spilling",
-                "the same with cuDF's spilling, and that pixels come back from host memory",
+                "the contract with cuDF's spilling, and that pixels come back from host memory",
                 f"{TESTS} tests/gpu/test_cudf.py",
-                3,
+                1.5,
                 {"CUDF_SPILL": "1"},
+            ),
+            Step(
+                "curate",
+                "duplicates and clusters of a cuDF frame are those of a pandas frame",
+                f"{TESTS} tests/gpu/test_curate.py",
+                1,
             ),
         ),
     ),
     Group(
-        "a read on a cluster: GPU = CPU, bad images, 500 tasks, spilling",
+        "2",
+        "images per second beside DALI alone and NeMo Curator's pattern, small and large",
+        (
+            Step(
+                "job",
+                "500 x 375 and 12 MP: DALI alone, reads here and on a cluster, a pipeline a shard",
+                "python benchmarks/gpu.py --only '0.2 MP' '12 MP' --figures asbd --scale 0.25 "
+                "--repeats 2",
+                4.5,
+                figures=FIGURES,
+            ),
+            Step(
+                "job-without-engines",
+                "the same on the cores of the GPU alone",
+                "python benchmarks/gpu.py --only '0.2 MP' '12 MP' --figures ab --scale 0.25 "
+                "--repeats 2 --hw-decoder-load 0",
+                3,
+                {"DASK_IMAGE_INGEST__HW_DECODER_LOAD": "0"},
+                FIGURES,
+            ),
+        ),
+    ),
+    Group(
+        "3",
+        "training beside decoding, spilling, and a GPU that breaks",
+        (
+            Step(
+                "training",
+                "a model of torch on the same GPU, fed by DLPack: the loop, the model, the batches",
+                "python tests/gpu/training.py",
+                2.5,
+                figures=r"images/s$|^memory:",
+            ),
+            Step(
+                "broken",
+                "an illegal access ends the worker, and the next process goes on",
+                f"{TESTS} tests/gpu/test_broken_gpu.py",
+                1,
+            ),
+            Step(
+                "spill",
+                "more than the limit of the GPU is spilled and comes back",
+                f"{TESTS} -s tests/gpu/test_gpu_read.py -k spilled",
+                1.5,
+            ),
+        ),
+    ),
+    Group(
+        "4",
+        "frames weigh what their pixels do",
+        (
+            Step(
+                "memory",
+                "what dask sees, what is sent, the peak of a late decode, shuffles of real pixels",
+                f"{TESTS} -s tests/gpu/test_gpu_memory.py",
+                3.25,
+                figures=r"bytes of pixels|^\{'peak'",
+            ),
+        ),
+    ),
+    Group(
+        "5",
+        "a read on a cluster: GPU = CPU, bad images, 500 tasks",
         (
             Step(
                 "read",
                 "all promises of a read, and of a checkpoint",
                 f"{TESTS} -s tests/gpu/test_gpu_read.py",
-                8,
+                7.5,
                 figures=r"bytes grown since|^\{'host to device'",
             ),
         ),
     ),
     Group(
-        "pixels are right under load, and frames weigh what their pixels do",
+        "6",
+        "pixels are right under load; names, and the rest of the tests",
         (
             Step(
                 "corruption",
@@ -135,29 +240,16 @@ GROUPS = (
                 figures=r"^hardware load",
             ),
             Step(
-                "memory",
-                "what dask sees, what is sent, the peak of a late decode, shuffles of real pixels",
-                f"{TESTS} -s tests/gpu/test_gpu_memory.py",
-                5,
-                figures=r"bytes of pixels|^\{'peak'",
-            ),
-        ),
-    ),
-    Group(
-        "the decoder: its engines' share, places in a batch, what a pipeline costs; first figures",
-        (
-            Step(
-                "engines",
-                "whether the first batch settles the engines' share, and whether places matter",
-                "python tests/gpu/engines.py",
-                3,
-                figures=r"^(share|places|build|refused):",
+                "api",
+                "every name and signature used",
+                "python tools/check_gpu_api.py --require -v",
+                1,
             ),
             Step(
-                "smoke",
-                "the benchmark on a tenth of the data, before the long runs",
-                "python benchmarks/gpu.py --scale 0.1 --repeats 1",
-                5,
+                "queries",
+                "random queries as with pandas",
+                f"{TESTS} tests/gpu/test_random_queries.py",
+                1,
             ),
             Step(
                 "without-kernels",
@@ -168,55 +260,51 @@ GROUPS = (
         ),
     ),
     Group(
-        "images per second of small photographs, beside DALI alone and the other ways",
+        "7",
+        "all ways of the benchmark, for small photographs",
         (
             Step(
                 "benchmark",
                 "each way, with an index and without, bad images, what is busy, memory at the peak",
-                "python benchmarks/gpu.py --only '0.2 MP'",
-                8,
+                "python benchmarks/gpu.py --only '0.2 MP' --scale 0.5",
+                7.5,
                 figures=FIGURES,
-            ),
-            Step(
-                "profile",
-                "where the host's time goes",
-                "python benchmarks/gpu.py --profile --only '0.2 MP' --scale 0.5",
-                1.5,
             ),
         ),
     ),
     Group(
+        "8",
         "the same for large photographs and for a mixture",
         (
             Step(
                 "benchmark-large",
                 "each way for 1 MP, 12 MP and mixed sizes",
                 "python benchmarks/gpu.py --only '12 MP' '1 MP' mixed --scale 0.5 --repeats 2",
-                8,
+                7.5,
                 figures=FIGURES,
-            ),
-            Step(
-                "profile-large",
-                "where the host's time goes",
-                "python benchmarks/gpu.py --profile --only '12 MP' --scale 0.5",
-                1.5,
             ),
         ),
     ),
     Group(
-        "the settings of DALI: batch sizes, threads, shares of the engines, batches in flight",
+        "9",
+        "where the host's time goes, and the settings of DALI",
         (
             Step(
-                "tune",
-                "DALI alone over them, for small photographs",
-                "python benchmarks/gpu.py --tune --only '0.2 MP' --scale 0.25",
-                5,
-                figures=r"^\|",
+                "profile",
+                "where the host's time goes",
+                "python benchmarks/gpu.py --profile --only '0.2 MP' --scale 0.5",
+                1.5,
             ),
             Step(
-                "tune-large",
-                "the same for large ones",
-                "python benchmarks/gpu.py --tune --only '12 MP' --scale 0.25",
+                "profile-large",
+                "the same for large photographs",
+                "python benchmarks/gpu.py --profile --only '12 MP' --scale 0.5",
+                1.5,
+            ),
+            Step(
+                "tune",
+                "DALI alone over batch sizes, threads, shares of the engines, batches in flight",
+                "python benchmarks/gpu.py --tune --only '0.2 MP' --scale 0.25",
                 4.5,
                 figures=r"^\|",
             ),
@@ -284,13 +372,32 @@ def summary(rows: list[str], figures: dict[str, list[str]]) -> str:
 
 def show_list() -> None:
     """Say what there is."""
-    for number, group in enumerate(GROUPS, 1):
-        minutes = sum(step.minutes for step in group.steps)
-        print(f"group {number}, {minutes:g} minutes at most: {group.shows}")
+    for group in GROUPS:
+        print(f"group {group.name}, {group.minutes:g} minutes at most: {group.shows}")
+        print(f"    needs {group.needs}")
         for step in group.steps:
             variables = "".join(f"{name}={value} " for name, value in step.environment.items())
             copied = " [its figures go into docs/benchmarks.md]" if step.figures else ""
             print(f"    {step.name}: {step.shows}{copied}\n        {variables}{step.command}")
+
+
+def show_plan(minutes: float) -> None:
+    """Say which calls fit so many minutes, in order of worth, and what is left for another time."""
+    used, left = 0.0, []
+    print(f"In {minutes:g} minutes, at most {CALL_MINUTES:g} a call, with the time to unpack:\n")
+    for group in GROUPS:
+        if used + group.minutes > minutes:
+            left.append(group)
+            continue
+        used += group.minutes
+        print(f"{group.minutes:4.2g} min  python tools/on_a_card.py OUT --group {group.name}")
+        print(f"          {group.shows}")
+        print(f"          {', '.join(step.name for step in group.steps)}; needs {group.needs}")
+    print(f"{used:4.3g} min  in all")
+    if left:
+        print("\nLeft for another time, in this order:\n")
+    for group in left:
+        print(f"{group.minutes:4.2g} min  --group {group.name}: {group.shows}")
 
 
 def main() -> int:
@@ -299,13 +406,23 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     names = [step.name for group in GROUPS for step in group.steps]
-    numbers = range(1, len(GROUPS) + 1)
     parser.add_argument("out", type=Path, nargs="?", help="folder for the logs")
-    parser.add_argument("--group", type=int, choices=numbers, help="one group alone")
+    parser.add_argument("--group", choices=[g.name for g in GROUPS], help="one group alone")
     parser.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="some steps alone")
     parser.add_argument("--minutes", type=float, default=600, help="begin no step after these")
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
+    parser.add_argument(
+        "--plan",
+        nargs="?",
+        type=float,
+        const=LEASE_MINUTES,
+        metavar="MINUTES",
+        help=f"say which calls fit so many minutes ({LEASE_MINUTES}), and run nothing",
+    )
     arguments = parser.parse_args()
+    if arguments.plan is not None:
+        show_plan(arguments.plan)
+        return 0
     if arguments.list:
         show_list()
         return 0
@@ -315,12 +432,12 @@ def main() -> int:
     rows: list[str] = []
     figures: dict[str, list[str]] = {}
     end = time.monotonic() + 60 * arguments.minutes
-    for number, group in enumerate(GROUPS, 1):
+    for group in GROUPS:
         steps = [s for s in group.steps if not arguments.only or s.name in arguments.only]
-        if not steps or arguments.group not in (None, number):
+        if not steps or arguments.group not in (None, group.name):
             continue
-        print(f"{time.strftime('%X')} group {number}: {group.shows}", flush=True)
-        log = arguments.out / f"group-{number}.log"
+        print(f"{time.strftime('%X')} group {group.name}: {group.shows}", flush=True)
+        log = arguments.out / f"group-{group.name}.log"
         for step in steps:
             left = (end - time.monotonic()) / 60
             if left <= 0:

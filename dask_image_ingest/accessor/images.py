@@ -387,7 +387,8 @@ class Images(ABC, Generic[Frame, Series]):
             Pieces to read ahead, of up to 256 rows or 64 MiB of pixels, or one step if that has
             more; a piece is a whole partition where partitions come in order. They are read on the
             workers if there is a ``distributed`` client, else on a thread. By default 1; on a
-            cluster two more than its workers have threads, at most 10.
+            cluster two more than its workers have threads, at most 10; of cuDF two, which take
+            memory of this process's GPU.
         start
             Where to begin: how many steps to skip, or the ``position`` of an earlier iterator, of
             any number of ranks and workers. What comes before it is not read.

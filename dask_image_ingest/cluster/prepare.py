@@ -15,6 +15,7 @@ import pandas as pd
 from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import dumps, loads
 
+from dask_image_ingest.cluster.broken_gpu import LeaveBrokenGpu
 from dask_image_ingest.cluster.messages import silence_routine
 from dask_image_ingest.cluster.warm import end_warm_up, warm_up
 from dask_image_ingest.environment import Portable, environment, versions
@@ -41,7 +42,7 @@ _LIBRARIES = ("dask", "distributed", "pandas", "pyarrow")
 _MAX_NAMED = 5  # hosts listed in a warning
 
 
-class PrepareWorker(WorkerPlugin):
+class PrepareWorker(LeaveBrokenGpu):
     """Worker plugin that applies the client's configuration and loads DALI.
 
     Parameters
@@ -72,6 +73,7 @@ class PrepareWorker(WorkerPlugin):
 
     def setup(self, worker: Worker) -> None:
         """Configure the process and start the warm-up; called by Dask."""
+        super().setup(worker)
         # Not in the client's own process, where later changes of its configuration must count.
         if self._process != _this_process():
             local = dask.config.get(_CONFIG, {}, config=_machine_config())
@@ -110,6 +112,7 @@ def _plugin(state: dict[str, Any]) -> WorkerPlugin:
 async def dask_setup(server: Any) -> None:
     """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by Dask."""
     if isinstance(server, Worker):
+        await server.plugin_add(LeaveBrokenGpu())
         warm_up(_device(), server)
     elif isinstance(server, Scheduler):
         await server.register_scheduler_plugin(PrepareScheduler(), idempotent=True)

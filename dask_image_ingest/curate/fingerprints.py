@@ -40,7 +40,7 @@ from dask_image_ingest.dataset import (
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
-from dask_image_ingest.frames import Backend, ImageReference, backend_of
+from dask_image_ingest.frames import Backend, ImageReference, backend_of, without
 from dask_image_ingest.view import references_of_images
 
 _SIDE = 64
@@ -308,7 +308,7 @@ def _hexadecimal(hashes: Any, backend: Backend) -> list[str]:
 def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     """Add hashes of the encoded images, found by references, location columns or the scan."""
     name = column_of("bytes")
-    frame = frame.drop(columns=name) if name in frame.columns else frame
+    frame = without(frame, [name])
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     lazy = isinstance(frame, FrameBase)
     if lazy and storage_options is None:

@@ -29,7 +29,7 @@ from dask_image_ingest.curate.fingerprints import (
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import MapColumns
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, without
 
 
 @dataclass(frozen=True)
@@ -108,8 +108,7 @@ def _hashable(column: pa.ChunkedArray, name: str) -> Any:
 
 def join_columns(frame: Any, verdicts: JoinedColumns) -> Any:
     """Add or replace the columns of ``verdicts`` in ``frame``; lazy if the frame is."""
-    replaced = [name for name in verdicts.columns if name in frame.columns]
-    frame = frame.drop(columns=replaced) if replaced else frame
+    frame = without(frame, verdicts.columns)
     if not isinstance(frame, FrameBase):
         return _look_up(frame, verdicts, verdicts)
     # One task in the graph, whose result all partitions share.

@@ -373,9 +373,13 @@ class DaliDecoder:
                 images = images.gpu() if gpu else images
             # On a CPU `ResizedImage` is ten times as fast as DALI's resize.
             pipeline.set_outputs(gpu_resized(images, options, region) if gpu else images)
-        pipeline.build()
-        if gpu and self._source != "pixels":
-            self._prime(pipeline)
+        try:
+            pipeline.build()
+            if gpu and self._source != "pixels":
+                self._prime(pipeline)
+        except RuntimeError as error:
+            raise_gpu_failure(error, self._decoding)
+            raise
         return pipeline
 
     def _prime(self, pipeline: Any) -> None:
@@ -386,11 +390,7 @@ class DaliDecoder:
             whole = Region(0, 0, _EDGE, _EDGE, False)
             pipeline.feed_input(_REGIONS, np.array([whole] * len(batch), np.int32))
         pipeline.schedule_run()
-        try:
-            pipeline.share_outputs()
-        except RuntimeError as error:
-            raise_gpu_failure(error, self._decoding)
-            raise
+        pipeline.share_outputs()
         pipeline.release_outputs()
 
 

@@ -41,6 +41,7 @@ from dask_image_ingest.frames import (
     pandas_type,
     reference_columns,
     with_urls,
+    without,
 )
 from dask_image_ingest.storage import (
     LOCK,
@@ -153,7 +154,7 @@ def to_parquet_images(
         if decoded and (undecoded is not None or decoded != ["image"]):
             raise not_referenced(lazy, decoded[0])
     left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
-    frame, meta = frame.drop(columns=left_out), meta.drop(columns=left_out)
+    frame, meta = without(frame, left_out), without(meta, left_out)
     images = reference_columns(meta)
     if not images and not {*LOCATION_COLUMNS} <= {*meta.columns}:
         if lazy is not None and decoded:
@@ -259,7 +260,7 @@ def _with_files(
         references = {name: references_of(frame, name) for name in images}
     else:
         references = {"image": pa.chunked_array([references_of_locations(frame)])}
-    table = with_urls(backend.to_arrow(frame.drop(columns=list(images))), url_identity)
+    table = with_urls(backend.to_arrow(without(frame, images)), url_identity)
     result = table.to_pandas(types_mapper=pandas_type).set_axis(range(len(frame)))
     for name, column in references.items():
         keys = field_of(column, "key").to_pylist()

@@ -33,6 +33,7 @@ from dask_image_ingest.frames.choose import (
     get_backend,
     image_columns,
     reference_columns,
+    without,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
 from dask_image_ingest.frames.pandas_backend import (
@@ -102,5 +103,6 @@ __all__ = [
     "tensor_type",
     "this_machine",
     "with_urls",
+    "without",
     "workers",
 ]

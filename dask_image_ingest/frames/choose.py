@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Collection
 from typing import Any
 
 import dask
 
 from dask_image_ingest.arguments import check_choice
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dask_internals import (
+    DataFrameBackendEntrypoint,
+    FrameBase,
+    dataframe_creation_dispatch,
+)
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames.backend import Backend, BackendName, gpus
 
@@ -71,6 +76,26 @@ def reference_columns(frame: Any) -> list[Any]:
     """Names of the columns of image references."""
     backend = backend_of(frame)
     return [name for name, dtype in frame.dtypes.items() if backend.is_references(dtype)]
+
+
+def without(frame: Any, columns: Collection[Any]) -> Any:
+    """Frame without some columns. ``drop`` would copy and pin all others of a cuDF frame."""
+    kept = [name for name in frame.columns if name not in columns]
+    return frame if len(kept) == len(frame.columns) else frame[kept]
+
+
+class _CudfEntrypoint(DataFrameBackendEntrypoint):
+    """dask_cudf's backend, asked for by ``to_backend``: it knows no images by itself."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "to_backend":
+            get_backend("cudf")  # registers this package's conversions
+        from dask_cudf.backends import CudfBackendEntrypoint
+
+        return getattr(CudfBackendEntrypoint, name)
+
+
+dataframe_creation_dispatch.register_backend("cudf", _CudfEntrypoint())
 
 
 def _pandas_is_configured() -> bool:

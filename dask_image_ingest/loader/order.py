@@ -22,11 +22,14 @@ from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError
 
 # Purposes of random numbers: part of their seed, so that each draws a sequence of its own.
-_PARTITIONS, _ROWS, _MIX, _SAMPLE = range(4)
+_PARTITIONS, _ROWS, _MIX, _SAMPLE, _TURNS = range(5)
 
 # Places of a shuffle's line of shards that are read at the same time; divisible by most numbers of
 # ranks.
 READERS = 64
+
+# Neighbouring places, of which one comes in each part of a round.
+_NEAR = 4
 
 # Positions that are computed at once.
 _BLOCK = 1024
@@ -116,7 +119,10 @@ class Shuffled:
     def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
         """`rows` of positions that are computed together, since that takes as long as for one."""
         position = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self._total))
-        depth, place = np.divmod(position, self._places)
+        depth, turn = np.divmod(position, self._places)
+        rounds = range(int(depth[0]), int(depth[-1]) + 1)
+        turns = np.stack([self._turns(number) for number in rounds])
+        place = turns[depth - rounds.start, turn]
         rest = depth == self._rounds
         place[rest] = self._longer[position[rest] - self._rounds * self._places]
         at = self._edges[place] + depth
@@ -131,6 +137,21 @@ class Shuffled:
             offset = self._first[at_index] + first - self._starts[at_index]
             numbers[chosen] = offset + self._permuted(first, end)[at[chosen] - first]
         return numbers, place
+
+    def _turns(self, number: int) -> np.ndarray:
+        """The places in the order in which a round takes a row from each.
+
+        Of neighbours one comes in each of a few parts of the round, so that neighbours are dealt to
+        one rank in each step; few rows come in any order.
+        """
+        random = self._generator(_TURNS, number)
+        if self._total <= READERS:
+            return random.permutation(self._places)
+        places = np.arange(self._places)
+        part = np.concatenate(
+            [random.permutation(len(group)) for group in np.split(places, places[::_NEAR][1:])]
+        )
+        return places[np.lexsort([random.random(self._places), part])]
 
     def open_at(self, position: int) -> np.ndarray:
         """A row of the partition at which each place is at a position."""

@@ -25,6 +25,7 @@ from distributed import Future as RemoteFuture
 from distributed import Worker, secede, wait
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
+from distributed.utils import offload
 
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
@@ -184,6 +185,12 @@ class Source:
         return self
 
 
+async def _set_up_threads(set_up: Callable[[], None]) -> None:
+    """Call a function in both threads in which a client deserializes what it receives."""
+    set_up()
+    await offload(set_up)
+
+
 class LazySource(Source):
     """Source of a dask dataframe: partitions are computed by a cluster, or on a thread here."""
 
@@ -245,6 +252,9 @@ class LazySource(Source):
             # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
             self._threads.submit(set_up)
+            if self._backend.device == "gpu" and not self._client.asynchronous:
+                # Frames arrive in Dask's own threads, which would use the first GPU.
+                self._client.sync(_set_up_threads, set_up)
         return self
 
     def _secede(self) -> None:
@@ -275,6 +285,9 @@ class LazySource(Source):
         """Default number of partitions to read ahead."""
         if self._client is None:
             return super().prefetch()
+        if self._backend.device == "gpu":
+            # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
+            return _EXTRA_PARTITIONS
         threads: int = sum(self._client.nthreads().values())
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 

@@ -111,6 +111,19 @@ def test_an_error_of_the_gpu_is_raised_and_says_what_to_do(monkeypatch, message)
     assert "device_memory_limit" in raised.value.__notes__[0]
 
 
+@pytest.mark.parametrize("message", GPU_FAILURES)
+def test_an_error_in_building_a_pipeline_says_so_too(monkeypatch, message):
+    played_dali.play(monkeypatch)
+
+    def fails(pipeline):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(played_dali.Pipeline, "build", fails)
+    with pytest.raises(RuntimeError) as raised:
+        list(DaliDecoder(DecodeSpec(device="gpu"), "encoded").run([[PHOTO]]))
+    assert "device_memory_limit" in raised.value.__notes__[0]
+
+
 @pytest.mark.parametrize("message", BAD_IMAGES)
 def test_a_bad_image_is_no_error_of_the_gpu(monkeypatch, message):
     played_dali.play(monkeypatch)

@@ -6,8 +6,6 @@ import pytest
 from synthetic import encode, photograph, write_shard
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate.fingerprints import pdq
-from dask_image_ingest.curate.quality import PIXEL_SIGNALS, pixel_signals
 
 cupy = pytest.importorskip("cupy")
 
@@ -29,23 +27,6 @@ def shard(tmp_path_factory):
         if number % 10 == 0:
             members[f"{number:03d}-again.png"] = members[f"{number:03d}.png"]
     return write_shard(tmp_path_factory.mktemp("curate") / "curate.tar", members)
-
-
-def groups(xp):
-    random = np.random.default_rng(0)
-    shapes = [(3, 200, 300, 3), (1, 97, 1031, 3), (2, 64, 64, 3), (1, 5, 7, 3)]
-    return [xp.asarray(random.integers(0, 256, shape, np.uint8)) for shape in shapes]
-
-
-def test_signals_and_hashes_of_cupy_arrays_are_those_of_numpy():
-    expected, found = pixel_signals(groups(np), np), pixel_signals(groups(cupy), cupy)
-    for name in PIXEL_SIGNALS:
-        np.testing.assert_allclose(found[name].get(), expected[name], atol=1e-4)
-    (own, mirrored), quality = pdq(groups(np), np, ("mirrored",))
-    (own_there, mirrored_there), quality_there = pdq(groups(cupy), cupy, ("mirrored",))
-    for here, there in ((own, own_there), (mirrored, mirrored_there)):
-        assert np.bitwise_count(here ^ there.get()).sum(axis=1).max() <= 2
-    assert abs(quality.astype(int) - quality_there.get()).max() <= 1
 
 
 def test_a_cudf_frame_gets_the_columns_of_a_pandas_frame(client, shard):

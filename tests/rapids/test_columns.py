@@ -94,6 +94,9 @@ class Lists:
         listed = [None if value is None else list(value) for value in values]
         self._array = pa.array(listed, pa.list_(pa.uint8()))[part]
 
+    def __len__(self):
+        return len(self._array)
+
     def to_arrow(self):
         return self._array
 

@@ -132,7 +132,7 @@ def test_a_converted_meta_has_images_of_the_other_backend():
     assert {n: str(as_pandas[n].dtype) for n in ("txt", "width", "json.box")} == {
         "txt": "str",
         "width": "int32",
-        "json.box": "object",
+        "json.box": "list<float32>",
     }
     # Whatever columns are left of it, each is the same.
     part = convert.to_pandas(metas["cudf"][["txt", "width"]])

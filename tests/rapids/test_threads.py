@@ -4,6 +4,8 @@ import threading
 
 import cupy
 import pytest
+from distributed import Client, LocalCluster
+from distributed.utils import offload
 from synthetic import write_shards
 
 import dask_image_ingest as dii
@@ -12,6 +14,7 @@ from dask_image_ingest.decode.dali import current_device
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.cudf import backend as backend_module
 from dask_image_ingest.loader import source
+from dask_image_ingest.loader.source import LazySource
 
 
 @pytest.fixture
@@ -42,3 +45,23 @@ def test_batches_are_decoded_on_the_gpu_of_the_thread_that_asks_for_them(
     runtime.setDevice(3)
     assert len([*ddf.images.iter_batches(4)]) == 3
     assert devices == [3] * 3
+
+
+def test_frames_arrive_on_the_gpu_of_the_thread_that_asks_for_them(runtime, tmp_path, monkeypatch):
+    """Dask receives them in threads of its own, which begin on the first GPU."""
+    monkeypatch.setattr(source, "backend_of", lambda meta: get_backend("cudf"))
+    ddf = dii.read_webdataset_images(write_shards(tmp_path, 1, 4), backend="pandas", size=8)
+    with (
+        LocalCluster(1, processes=False, dashboard_address=None) as cluster,
+        Client(cluster) as client,
+    ):
+        runtime.setDevice(3)
+        with LazySource(ddf, "image") as opened:
+            # No more of them than a GPU has room for, beside a model.
+            assert opened.prefetch() == 2
+            assert client.sync(devices_of_dask) == (3, 3)
+
+
+async def devices_of_dask():
+    """The devices of its threads that deserialize."""
+    return current_device(), await offload(current_device)

@@ -13,7 +13,7 @@ from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.frames import backend_of, pandas_type, without
 from dask_image_ingest.ops import built
 
 # Ties are sorted by those of these columns that a frame has.
@@ -136,7 +136,7 @@ def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
             f"{vectors.shape[1]}"
         )
     backend = backend_of(frame)
-    table = backend.to_arrow(frame.drop(columns=column)).to_pandas(types_mapper=pandas_type)
+    table = backend.to_arrow(without(frame, [column])).to_pandas(types_mapper=pandas_type)
     nearest_of_queries = []
     if len(rows):
         # In float64, so that the rounded result of a row does not depend on its partition.

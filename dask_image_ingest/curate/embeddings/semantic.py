@@ -46,7 +46,7 @@ from dask_image_ingest.curate.ranking import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, without
 
 # Up to so many vectors are one cluster: all pairs are compared.
 _BRUTE_FORCE_MAX = 4096
@@ -370,7 +370,7 @@ def _rows_to_rank(
 ) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
     backend = backend_of(frame)
-    table = backend.to_arrow(frame.drop(columns=column)).take(pa.array(rows))
+    table = backend.to_arrow(without(frame, [column])).take(pa.array(rows))
     keys = sort_keys(table, rank_by, identity)
     no_hashes, is_exact = np.empty(0, np.int64), np.zeros(len(rows), bool)
     return RowsToRank(row_ids(table, identity), no_hashes, is_exact, keys), vectors

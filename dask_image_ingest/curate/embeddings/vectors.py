@@ -13,7 +13,7 @@ from dask_image_ingest.arguments import check_frame, is_column
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import MapColumns
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import backend_of, without
 from dask_image_ingest.ops import vectors
 
 _FLOAT = pa.float32()
@@ -107,7 +107,7 @@ def from_vectors(
         raise ArgumentError(f"the column {name!r} would be made of itself: rename it first")
     for column in columns:
         check_vectors(frame, column)
-    frame = frame.drop(columns=name) if name in frame.columns else frame
+    frame = without(frame, [name])
     if not isinstance(frame, FrameBase):
         return _map_vectors(frame, columns, name, function, type_)
     operands = (columns, name, function, type_)
@@ -125,7 +125,8 @@ def _map_vectors(
     present = frame[columns[0]].notnull()
     for column in columns[1:]:
         present = present & frame[column].notnull()
-    valid = frame[present]
+    # Not all columns: the rows of others, such as pixels, would be copied.
+    valid = frame[list(columns)][present]
     rows = np.flatnonzero(backend.host(present.values)).tolist()
     if pa.types.is_string(type_):
         texts = function(*(_vectors(valid, column) for column in columns)) if rows else []

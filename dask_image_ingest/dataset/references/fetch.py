@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from dask_image_ingest.dataset.scan.decode_rows import (
     ColumnDecode,
-    Decoded,
     ErrorFilter,
     check_size,
     decode_first_rows,
     decode_rows,
-    first_errors,
+    kept_rows,
     slices_by_size,
 )
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
@@ -256,21 +255,24 @@ def decode_partition(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    decode = functools.partial(_decode_frame, images, draws)
-    return decode_first_rows(frame, decode, only, limit)
+    decode = functools.partial(_decode_frame, images, draws, only)
+    return decode_first_rows(frame, decode, limit)
 
 
-def _decode_frame(images: Sequence[ColumnDecode], draws: np.ndarray | None, frame: Any) -> Decoded:
+def _decode_frame(
+    images: Sequence[ColumnDecode], draws: np.ndarray | None, only: ErrorFilter, frame: Any
+) -> Any:
     encoded = [FetchedImages(frame, each, draws) for each in images]
     nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
     largest = backend_of(frame).largest_partition
     check_size(f"the {len(frame)} images of a partition", nbytes, largest)
-    rows, errors = np.arange(len(frame)), []
-    for each in encoded:
-        decoded = each.decode(rows)
-        errors.append(decoded.errors)
-        frame = each.images.into(frame, decoded)
-    return frame, first_errors(errors)
+    decoded = [each.decode(np.arange(len(frame))) for each in encoded]
+    kept = kept_rows(decoded, only)
+    if kept is not None:
+        frame, decoded = frame.iloc[kept], [pixels.take(kept) for pixels in decoded]
+    for each, pixels in zip(images, decoded, strict=True):
+        frame = each.into(frame, pixels)
+    return frame
 
 
 def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:

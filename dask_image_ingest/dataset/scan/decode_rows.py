@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.read_options import ErrorPolicy
 from dask_image_ingest.dataset.warning import logger
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, PixelBuffer, Pixels, decode
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
-from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames import Backend, backend_of, without
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,11 +65,8 @@ class ColumnDecode:
             rows = [row for row, error in enumerate(decoded.errors) if error]
             values = [decoded.errors[row] for row in rows]
             frame = backend.with_columns(frame, {self.error: (values, pa.string())}, rows)
-        return frame.drop(columns=[self.image])
+        return without(frame, [self.image])
 
-
-#: A decoded frame, and the error of each row (None or "" for a good one).
-Decoded: TypeAlias = tuple[Any, Sequence[str | None]]
 
 #: Rows that a decode keeps: decoded images only, failed ones only, or all.
 ErrorFilter: TypeAlias = Literal["good", "bad"] | None
@@ -80,32 +77,27 @@ def error_filter(errors: ErrorPolicy) -> ErrorFilter:
     return "good" if errors == "drop" else None
 
 
-def first_errors(errors: Sequence[Sequence[str | None]]) -> Sequence[str | None]:
-    """The error of each row: that of its first image that has one."""
-    if len(errors) == 1:
-        return errors[0]
-    return [next(filter(None, each), None) for each in zip(*errors, strict=True)]
+def kept_rows(decoded: Sequence[Pixels], only: ErrorFilter) -> np.ndarray | None:
+    """Numbers of the rows that ``only`` keeps, by the errors of all their images; None for all.
 
-
-def filter_by_error(decoded: Decoded, only: ErrorFilter) -> Any:
-    """Drop the rows of a decoded frame that ``only`` excludes."""
-    frame, errors = decoded
+    They are taken before pixels are put into a frame, whose rows are taken by a copy: `Pixels.take`
+    leaves out failed images, which have no pixels, without one.
+    """
     if only is None:
-        return frame
-    rows = [row for row, error in enumerate(errors) if bool(error) is (only == "bad")]
-    return frame if len(rows) == len(frame) else frame.iloc[rows]
+        return None
+    failed = np.array([any(row) for row in zip(*(each.errors for each in decoded), strict=True)])
+    rows = np.flatnonzero(failed if only == "bad" else ~failed.astype(np.bool_))
+    return None if len(rows) == len(failed) else rows
 
 
-def decode_first_rows(
-    frame: Any, decode: Callable[[Any], Decoded], only: ErrorFilter, limit: int | None
-) -> Any:
-    """Decode until ``limit`` rows pass ``only``, in slices that double in size."""
+def decode_first_rows(frame: Any, decode: Callable[[Any], Any], limit: int | None) -> Any:
+    """Decode until ``limit`` rows are kept, in slices that double in size."""
     if limit is None:
-        return filter_by_error(decode(frame), only)
+        return decode(frame)
     parts: list[Any] = []
     start, size = 0, max(1, limit)
     while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
-        parts.append(filter_by_error(decode(frame.iloc[start : start + size]), only))
+        parts.append(decode(frame.iloc[start : start + size]))
         start, size = start + size, 2 * size
     return concat(parts).head(limit)
 

@@ -16,13 +16,11 @@ from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.decode_rows import (
     ColumnDecode,
-    Decoded,
     FusedDecode,
     check_size,
     decode_first_rows,
     decode_rows,
-    filter_by_error,
-    first_errors,
+    kept_rows,
 )
 from dask_image_ingest.dataset.scan.file_rows import FileRows
 from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns, ParquetRows
@@ -258,11 +256,11 @@ def _materialize(rows: ImageRows, spec: ScanSpec) -> Any:
     decoded = frozenset(name for each in decode.images for name in each.columns)
     decodable = {*spec.options.images, *spec.errors}.intersection(spec.columns)
     if decode.steps is None and decode.limit is None and decoded >= decodable:
-        return filter_by_error(_decode_all(rows, spec, decode), decode.only)
+        return _decode_all(rows, spec, decode)
     frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
     frame = frame if decode.steps is None else decode.steps(frame)
     decode_frame = functools.partial(_decode_positions, rows, spec, decode)
-    return decode_first_rows(frame, decode_frame, decode.only, decode.limit)
+    return decode_first_rows(frame, decode_frame, decode.limit)
 
 
 def _metadata(
@@ -295,7 +293,7 @@ def _rows_of(image: str, rows: ImageRows, spec: ScanSpec) -> ImageRows:
     return rows if member is None else rows.of(member)
 
 
-def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded:
+def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Any:
     """Decode all rows, and make the table of metadata meanwhile."""
     decoded_here = {name for each in decode.images for name in each.columns}
     names = [name for name in spec.columns if name not in decoded_here]
@@ -303,8 +301,12 @@ def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded
     pixels_per_image = _decode(
         spec, [(each, _rows_of(each.image, rows, spec)) for each in decode.images], table
     )
+    metadata, numbers = table(), rows.numbers
+    kept = kept_rows(pixels_per_image, decode.only)
+    if kept is not None:
+        metadata, numbers = metadata.take(kept), numbers[kept]
+        pixels_per_image = [pixels.take(kept) for pixels in pixels_per_image]
     decoded = [*zip(decode.images, pixels_per_image, strict=True)]
-    metadata = table()
     for each, pixels in decoded:
         if each.error is not None:
             errors = pa.array([error or None for error in pixels.errors], pa.string())
@@ -312,20 +314,19 @@ def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Decoded
             metadata = metadata.add_column(position, each.error, errors)
     images = {each.image: pixels for each, pixels in decoded if each.pixels}
     backend = spec.options.get_backend()
-    frame = backend.frame(metadata, rows.numbers, images.pop("image", None))
+    frame = backend.frame(metadata, numbers, images.pop("image", None))
     for image, pixels in images.items():
         frame = backend.with_images(frame, pixels, image, None)
-    return _decoded(frame, decode, pixels_per_image)
+    return _in_order(frame, decode)
 
 
-def _decoded(frame: Any, decode: FusedDecode, pixels_per_image: Sequence[Pixels]) -> Decoded:
-    """The frame with its columns in the order of the result, and the error of each row."""
+def _in_order(frame: Any, decode: FusedDecode) -> Any:
+    """The frame with its columns in the order of the result."""
     columns = list(decode.columns)
-    frame = frame if list(frame.columns) == columns else frame[columns]
-    return frame, first_errors([pixels.errors for pixels in pixels_per_image])
+    return frame if list(frame.columns) == columns else frame[columns]
 
 
-def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, frame: Any) -> Decoded:
+def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, frame: Any) -> Any:
     """Decode the images of ``rows`` at the positions that the image columns of ``frame`` hold."""
     backend = spec.options.get_backend()
     image_rows = []
@@ -333,6 +334,11 @@ def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, fram
         positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
         image_rows.append((each, _rows_of(each.image, rows, spec).take(positions)))
     pixels_per_image = _decode(spec, image_rows)
+    kept = kept_rows(pixels_per_image, decode.only)
+    if kept is not None:
+        frame = frame.iloc[kept]
+        image_rows = [(each, taken.take(kept)) for each, taken in image_rows]
+        pixels_per_image = [pixels.take(kept) for pixels in pixels_per_image]
     for each, pixels in zip(decode.images, pixels_per_image, strict=True):
         frame = each.into(frame, pixels)
     for name in decode.passed_on:
@@ -342,7 +348,7 @@ def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, fram
             values = present.to_pylist() if name == "format" else present.to_numpy()
             with_value = np.flatnonzero(column.is_valid()).tolist()
             frame = backend.with_columns(frame, {name: (values, column.type)}, with_value)
-    return _decoded(frame, decode, pixels_per_image)
+    return _in_order(frame, decode)
 
 
 def _decode(

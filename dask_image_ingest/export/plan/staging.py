@@ -43,7 +43,7 @@ from dask_image_ingest.export.stored_images import (
     stored_name,
     with_stored,
 )
-from dask_image_ingest.frames import backend_of, image_columns, reference_columns
+from dask_image_ingest.frames import backend_of, image_columns, reference_columns, without
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage import STAGING
 
@@ -141,7 +141,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
         parts, empty = staging(frame), frame[:0]
     tables = [from_bytes(part) for part in parts["rows"]]
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
-    empty = empty.drop(columns=[*image_columns(empty), *reference_columns(empty)])
+    empty = without(empty, [*image_columns(empty), *reference_columns(empty)])
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
     for field in schema or ():
         try:
@@ -183,7 +183,7 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
     Returns one row: ``rows`` and ``located`` as serialized tables, the latter empty if unknown.
     """
     options = context.options
-    metadata = frame.drop(columns=[*image_columns(frame), *reference_columns(frame)])
+    metadata = without(frame, [*image_columns(frame), *reference_columns(frame)])
     table = _without_dictionaries(_to_arrow(metadata).replace_schema_metadata(None))
     contents = {
         member.extension: member_bytes(

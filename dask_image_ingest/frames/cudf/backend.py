@@ -22,7 +22,6 @@ from dask_image_ingest.frames.backend import (
 )
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
-    empty_table,
     frame_from_storage,
     frame_of_new,
     holds,
@@ -33,6 +32,7 @@ from dask_image_ingest.frames.cudf.columns import (
     make_frame,
     make_index,
     table_for_storage,
+    table_of,
     typed,
     with_columns_of,
 )
@@ -82,9 +82,7 @@ class CudfBackend:
         return make_frame(table, make_index(index), pixels)
 
     def to_arrow(self, frame: cudf.DataFrame) -> pa.Table:
-        if not len(frame) and not gpus():
-            return empty_table(frame)
-        return frame.to_arrow(preserve_index=False)
+        return table_of(frame)
 
     def to_storage(self, frame: cudf.DataFrame) -> pa.Table:
         return table_for_storage(frame)
@@ -139,6 +137,8 @@ class CudfBackend:
 
     def values(self, series: cudf.Series) -> Any:
         """Column as an array; None if nulls or differing list lengths make that impossible."""
+        if not len(series):
+            return _no_values(series.dtype)
         if is_bytes_dtype(series.dtype):
             return np.array(bytes_of(series.to_arrow()).to_pylist(), object)
         if isinstance(series.dtype, cudf.ListDtype):
@@ -181,6 +181,15 @@ def _on_device(row: Any) -> Any:
     return cupy.asarray(row) if is_numeric else row
 
 
+def _no_values(dtype: Any) -> Any:
+    """Values of a column without rows: if it has no memory, cuDF raises."""
+    if isinstance(dtype, cudf.ListDtype) and not is_bytes_dtype(dtype):
+        is_number = getattr(dtype.element_type, "kind", "") in ("i", "u", "f", "b")
+        return cupy.empty((0, 0), dtype.element_type) if is_number else np.empty((0, 0), object)
+    is_number = isinstance(dtype, np.dtype) and dtype.kind in "iufb"
+    return cupy.empty(0, dtype) if is_number else np.empty(0, object)
+
+
 def _list_values(series: cudf.Series) -> Any:
     """Lists as (n, length); None if their lengths differ."""
     are_numbers = getattr(series.dtype.element_type, "kind", "") in ("i", "u", "f", "b")
@@ -191,7 +200,7 @@ def _list_values(series: cudf.Series) -> Any:
     lengths = series.list.len()
     if lengths.nunique() > 1:
         return None
-    length = int(lengths.iloc[0]) if len(series) else 0
+    length = int(lengths.iloc[0])
     return series.list.leaves.to_cupy().reshape(len(series), length)
 
 

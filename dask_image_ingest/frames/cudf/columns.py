@@ -200,7 +200,7 @@ def frame_of_new(
     """Frame of columns whose values belong to ``rows``; other rows, and NaN, are null."""
     types = {name: type_ for name, (_, type_) in columns.items()}
     if not len(index):
-        return empty_frame(types, index)
+        return make_frame(pa.table({n: pa.array([], t) for n, t in types.items()}), index, None)
     in_cudf = stored_types(types)
     new = {n: _new_column(values, rows, len(index), t) for n, (values, t) in columns.items()}
     frame = _frame_of(new, in_cudf, index)
@@ -366,6 +366,16 @@ def pixels_on_host(images: cudf.Series) -> Pixels:
     itemsizes = np.diff(column.offsets) // np.maximum(values, 1)
     flat = column.flat[column.offsets[0] : column.offsets[-1]].get()
     return Pixels(flat, shapes, errors, np.maximum(itemsizes, 1))
+
+
+def table_of(frame: cudf.DataFrame) -> pa.Table:
+    """Arrow table of a frame without its index: bytes as bytes; no rows need no GPU."""
+    table = frame.to_arrow(preserve_index=False) if len(frame) or gpus() else empty_table(frame)
+    columns = [
+        typed(column.combine_chunks(), dtype)
+        for column, dtype in zip(table.columns, frame.dtypes, strict=True)
+    ]
+    return pa.table(columns, table.column_names, metadata=table.schema.metadata)
 
 
 def typed(array: pa.Array, dtype: Any) -> pa.Array:

@@ -49,27 +49,37 @@ from dask_image_ingest.frames.cudf.columns import (
     columns_of,
     empty_frame,
     is_images,
+    is_references,
     make_frame,
     pixels_on_host,
+    table_of,
     with_columns_of,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.pandas_backend import PandasBackend
+from dask_image_ingest.frames.reference_dtype import as_references
 
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
-    """Convert a cuDF frame: images as in the pandas backend, other columns by cuDF."""
+    """Convert a cuDF frame: images, lists and structs as in the pandas backend, others by cuDF."""
     images = [name for name, dtype in frame.dtypes.items() if is_images(dtype)]
-    others = frame[[name for name in frame.columns if name not in images]]
+    nested = [n for n, t in frame.dtypes.items() if isinstance(t, _NESTED_DTYPES)]
+    others = frame[[name for name in frame.columns if name not in nested]]
     if len(frame) or gpus():
         result = to_pandas_dispatch_from_cudf(others, **options)
     else:
         columns = {n: pd.Series([], dtype=_dtype_on_host(t)) for n, t in others.dtypes.items()}
         result = pd.DataFrame(columns, index=_index_on_host(frame.index))
-    for name in images:
-        pixels = pixels_on_host(frame[name])
-        rows = PandasBackend().frame(pa.table({}), np.arange(len(frame)), pixels)
-        result[name] = rows["image"].array
+    rows = np.arange(len(frame))
+    for name in nested:
+        if name in images:
+            pixels = pixels_on_host(frame[name])
+            result[name] = PandasBackend().frame(pa.table({}), rows, pixels)["image"].array
+        else:
+            column = table_of(frame[[name]]).column(0)
+            column = as_references(column) if is_references(frame[name].dtype) else column
+            table = pa.table({"nested": column})
+            result[name] = PandasBackend().frame(table, rows, None)["nested"].array
     return result[list(frame.columns)]
 
 
@@ -94,7 +104,7 @@ def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
 
 def series_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
     """Convert a cuDF series as a column of a frame."""
-    if not is_images(series.dtype) and (len(series) or gpus()):
+    if not isinstance(series.dtype, _NESTED_DTYPES) and (len(series) or gpus()):
         return to_pandas_dispatch_from_cudf(series, **options)
     return to_pandas(series.to_frame("series"))["series"].rename(series.name)
 

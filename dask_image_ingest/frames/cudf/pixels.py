@@ -19,6 +19,14 @@ from dask_image_ingest.frames.pandas_backend import flat_views
 LARGEST_PARTITION = 2**31 - 1
 
 
+_NOTE = (
+    "No room for {:,.0f} MB of pixels in the GPU memory of the frames. Smaller partitions need "
+    "less, partition_size='256 MiB', as do smaller images, size=. More of the GPU for the frames: "
+    "start_cluster(device_memory_limit=0.8). What is persisted stays there: persist less, or "
+    "checkpoint() it to files"
+)
+
+
 def check_pixels(nbytes: int) -> None:
     """Raise if a column can't hold that many bytes."""
     if nbytes > LARGEST_PARTITION:
@@ -101,7 +109,11 @@ class DevicePixels:
 
     def _allocated(self, nbytes: int) -> cupy.ndarray:
         """Allocate memory that this buffer's stream may write to."""
-        flat = cupy.empty(nbytes, cupy.uint8)
+        try:
+            flat = cupy.empty(nbytes, cupy.uint8)
+        except MemoryError as error:
+            error.add_note(_NOTE.format(nbytes / 1e6))
+            raise
         # The pool's memory is ordered by the current stream, where pending work may still use it.
         ready = cupy.cuda.Event(disable_timing=True)
         self._stream.wait_event(cupy.cuda.get_current_stream().record(ready))

@@ -5,7 +5,7 @@ import pyarrow as pa
 import pylibcudf as plc
 from pylibcudf.types import TypeId
 
-from simulated.memory import Span, count, to_device, to_host
+from simulated.memory import Span, allocated, count, to_host
 
 _RealColumn, _RealTable = plc.Column, plc.Table
 
@@ -55,6 +55,7 @@ class Column(_RealColumn, metaclass=_IsReal):
 
     @staticmethod
     def from_arrow(obj, dtype=None, stream=None, mr=None):
+        count("to_device", obj.nbytes)
         return from_arrow(one(obj))
 
     def to_arrow(self, metadata=None, stream=None):
@@ -64,6 +65,7 @@ class Column(_RealColumn, metaclass=_IsReal):
 
     @classmethod
     def from_array_interface(cls, obj, stream=None):
+        count("to_device", obj.nbytes)
         return numbers(np.asarray(obj))
 
     @classmethod
@@ -196,7 +198,7 @@ def one(array):
 
 def numbers(array):
     """A host array as a column."""
-    return Column(_type_of(array.dtype), len(array), to_device(array), None, 0, 0, [])
+    return Column(_type_of(array.dtype), len(array), allocated(array), None, 0, 0, [])
 
 
 def _type_of(dtype):
@@ -206,7 +208,7 @@ def _type_of(dtype):
 def mask_of(valid):
     """Which rows are valid, as a mask and the number that are not."""
     bits = np.packbits(valid, bitorder="little")
-    return to_device(np.pad(bits, (0, -len(bits) % 64))), int((~valid).sum())
+    return allocated(np.pad(bits, (0, -len(bits) % 64))), int((~valid).sum())
 
 
 def valid_rows(column):
@@ -285,17 +287,17 @@ def from_arrow(array):
         return made(TypeId.LIST, None, (_offsets(lengths), from_arrow(array.flatten())))
     if pa.types.is_string(type_) or pa.types.is_large_string(type_):
         texts = [(text or "").encode() for text in array.to_pylist()]
-        data = to_device(np.frombuffer(b"".join(texts), np.uint8))
+        data = allocated(np.frombuffer(b"".join(texts), np.uint8))
         return made(TypeId.STRING, data, [_offsets([len(text) for text in texts])])
     if pa.types.is_boolean(type_):
-        return made(TypeId.BOOL8, to_device(_to_numpy(array.fill_null(False)).astype(np.uint8)))
+        return made(TypeId.BOOL8, allocated(_to_numpy(array.fill_null(False)).astype(np.uint8)))
     if pa.types.is_timestamp(type_):
         type_ = pa.timestamp(type_.unit)
     width, values = type_.bit_width // 8, array.buffers()[1]
     data = np.zeros(rows * width, np.uint8)
     if values is not None:
         data = np.frombuffer(values, np.uint8)[array.offset * width :][: rows * width]
-    return made(plc.DataType.from_arrow(type_), to_device(data))
+    return made(plc.DataType.from_arrow(type_), allocated(data))
 
 
 def _to_numpy(array):

@@ -351,6 +351,16 @@ def sorted_order(table, order, nulls, stream=None, mr=None):
     return from_arrow(pa.array(rows, pa.int32()))
 
 
+def bound(haystack, needles, order, nulls, stream=None, mr=None, *, side):
+    both = concatenate([haystack, needles])
+    keys, places = keys_of(both), {}
+    for row in numpy(sorted_order(both, order, nulls)):
+        places.setdefault(keys[row], len(places))
+    places, count = [places[key] for key in keys], haystack.num_rows()
+    found = np.searchsorted(places[:count], places[count:], side)
+    return from_arrow(pa.array(found, pa.int32()))
+
+
 def sort_by_key(values, keys, order, nulls, stream=None, mr=None):
     return taken(values, numpy(sorted_order(keys, order, nulls)))
 
@@ -526,7 +536,11 @@ _FUNCTIONS = {
     "lists": {"count_elements": of_arrow(lambda array: array.value_lengths().cast(pa.int32()))},
     "hashing": {"murmurhash3_x86_32": murmur},
     "partitioning": {"partition": partition},
-    "search": {"contains": contains},
+    "search": {
+        "contains": contains,
+        "lower_bound": partial(bound, side="left"),
+        "upper_bound": partial(bound, side="right"),
+    },
     "replace": {"replace_nulls": replace_nulls},
     "quantiles": {"quantiles": quantiles},
     "transpose": {"transpose": transpose},
