@@ -259,7 +259,6 @@ class TestMapBatches:
         ("options", "message"),
         [
             ({"outputs": {"a": "no-type"}}, "list<float32>"),
-            ({"outputs": {"a": "list<string>"}}, "list<float32>"),
             ({"outputs": {}}, "outputs="),
             ({"outputs": MEAN, "batch_size": 0}, "batch_size=0"),
             ({"outputs": MEAN, "inputs": ["nothing"]}, "'nothing'"),
