@@ -165,6 +165,10 @@ FLOWS = {
     "assign": lambda f: (lambda d: d.assign(area=d.height * d.width).compute())(f.read()),
     "drop, rename": lambda f: f.read().drop(columns="txt").rename(columns={"image": "p"}).compute(),
     "transform": lambda f: f.read(transform=flip).compute(),
+    "random crops": lambda f: f.read("ragged", size=12, augment="random_resized_crop").compute(),
+    "random crops later": lambda f: dii.decode_images(
+        f.read("ragged", decode=False), size=12, augment="random_resized_crop"
+    ).compute(),
     "read_images": lambda f: files_in_folders(f),
     "read_parquet_images": lambda f: parquet_and_back(f),
     # Move rows.

@@ -39,7 +39,11 @@ STEPS = {
     "errors": lambda rng, ddf, read: ddf[ddf.error.notnull()],
     "isin": lambda rng, ddf, read: ddf[ddf["__key__"].isin(["001", "007", "016"])],
     "assign": lambda rng, ddf, read: ddf.assign(area=ddf.height * ddf.width),
-    "drop": lambda rng, ddf, read: ddf.drop(columns=rng.choice(["channels", "nbytes"])),
+    "drop": lambda rng, ddf, read: ddf.drop(
+        columns=rng.choice(
+            [name for name in ("channels", "nbytes", "format") if name in ddf] or [[]]
+        )
+    ),
     "merge": merged,
     "shuffle": lambda rng, ddf, read: ddf.shuffle(rng.choice(["__key__", "cls"]), npartitions=2),
     "sort": lambda rng, ddf, read: ddf.sort_values(rng.choice(["__key__", "txt"])),
