@@ -91,7 +91,7 @@ class FrameImages(Images[Any, Any]):
     def _source(self, columns: list[str], image: str | None) -> Source:
         return Source(self._frame[columns], image)
 
-    def _computed_column(self, name: str) -> pd.Series:
+    def _computed_column(self, columns: list[str], name: str) -> pd.Series:
         return as_pandas(self._frame[name])
 
 

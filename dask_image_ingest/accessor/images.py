@@ -475,10 +475,12 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool,
         **options: Any,
     ) -> Batches:
-        sample = make_sample(*drawn, self._columns(), self._computed_column)
-        sizes = make_buckets(buckets, self._columns(), self._computed_column)
+        rows = self._frame_rows(columns)
+        compute = functools.partial(self._computed_column, rows.names)
+        sample = make_sample(*drawn, self._columns(), compute)
+        sizes = make_buckets(buckets, self._columns(), compute)
         schedule = Schedule(shuffle, epoch, steps, repeat, sample, sizes)
-        return Batches([self._frame_rows(columns)], schedule=schedule, **options)
+        return Batches([rows], schedule=schedule, **options)
 
     def _frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
         """The rows with their image and some of the other columns, for batches.
@@ -504,8 +506,8 @@ class Images(ABC, Generic[Frame, Series]):
     def _source(self, columns: list[str], image: str | None) -> Source: ...
 
     @abstractmethod
-    def _computed_column(self, name: str) -> pd.Series:
-        """A column of all rows, in memory."""
+    def _computed_column(self, columns: list[str], name: str) -> pd.Series:
+        """A column of all rows of batches of ``columns``, in memory."""
 
     def dataloader(
         self,

@@ -28,7 +28,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.loader import LazySource, Source, computed_column
+from dask_image_ingest.loader import Source, computed_column, lazy_source
 from dask_image_ingest.ops import (
     MapBatches,
     add_levels,
@@ -126,10 +126,10 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         return new_collection(MapBatches(self._frame.expr, batch_map))
 
     def _source(self, columns: list[str], image: str | None) -> Source:
-        return LazySource(self._frame[columns], image)
+        return lazy_source(self._frame, columns, image)
 
-    def _computed_column(self, name: str) -> pd.Series:
-        return computed_column(self._frame, name)
+    def _computed_column(self, columns: list[str], name: str) -> pd.Series:
+        return computed_column(self._frame, columns, name)
 
 
 @register_series_accessor("images")

@@ -39,6 +39,7 @@ from dask_image_ingest.dataset.references.chunks import (
     LastDecode,
     last_decode,
     persist_moves,
+    with_bad_rows,
     with_draw,
 )
 from dask_image_ingest.dataset.references.decode_node import Decode, unfused
@@ -133,6 +134,7 @@ __all__ = [
     "unversioned",
     "value_sources",
     "warn_user",
+    "with_bad_rows",
     "with_draw",
 ]
 

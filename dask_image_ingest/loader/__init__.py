@@ -11,19 +11,19 @@ from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
 from dask_image_ingest.loader.mix import mix
 from dask_image_ingest.loader.order import Position, parse_shard
 from dask_image_ingest.loader.sample import make_sample
-from dask_image_ingest.loader.source import LazySource, Source, computed_column
+from dask_image_ingest.loader.source import Source, computed_column, lazy_source
 
 __all__ = [
     "FORMATS",
     "Batches",
     "Format",
     "FrameRows",
-    "LazySource",
     "Position",
     "Schedule",
     "Source",
     "as_pandas",
     "computed_column",
+    "lazy_source",
     "make_buckets",
     "make_sample",
     "mix",

@@ -34,6 +34,7 @@ from dask_image_ingest.dataset import (
     last_decode,
     persist_moves,
     shard_of_partition,
+    with_bad_rows,
     with_draw,
 )
 from dask_image_ingest.errors import ArgumentError
@@ -469,10 +470,20 @@ def _gather(parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray) -> A
     return rows.iloc[order].reset_index(drop=True)
 
 
-def computed_column(frame: Any, name: str) -> pd.Series:
-    """A column of all rows of a dask dataframe, in the order in which a source numbers them."""
+def lazy_source(frame: Any, columns: list[str], image: str | None) -> LazySource:
+    """Source of some columns of a dask dataframe."""
+    return LazySource(_numbered(frame, columns, columns), image)
+
+
+def computed_column(frame: Any, columns: list[str], name: str) -> pd.Series:
+    """A column of all rows that a `lazy_source` of ``columns`` numbers, in its order."""
+    rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
     with dask.config.set(_NUMBERED):
-        return as_pandas(frame[name].compute())
+        return as_pandas(rows[name].compute())
+
+
+def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
+    return new_collection(with_bad_rows(frame[names].expr, columns))
 
 
 # Counts of rows and bytes of a row of the latest frames, by name: each epoch asks for them.

@@ -156,3 +156,21 @@ def test_a_rule_of_isin_moves_no_rows(ddf, work):  # noqa: F811
     assert f"; {ddf.npartitions} partitions;" in repr(batches)
     witness = ddf[~((last == "0") | (last == "5"))]
     assert keys(batches) == keys(witness.images.iter_batches(4, columns=["__key__"]))
+
+
+@pytest.mark.parametrize("options", [{}, {"balance": "cls"}, {"buckets": [(16, 24), (24, 16)]}])
+def test_rows_that_are_dropped_by_their_errors_are_counted_without_a_decode(
+    shards,
+    options,
+    work,  # noqa: F811
+):
+    ddf = dii.read_webdataset_images(shards, size=16, backend="pandas", errors="drop")
+    before = work["decoded"]
+    batches = ddf.images.iter_batches(4, columns=["__key__"], shuffle=2, **options)
+    assert len(batches) >= 6
+    assert work["decoded"] == before
+    got = keys(batches)
+    assert set(got) <= set(good(ddf))
+    if "balance" not in options:
+        assert sorted(got) == good(ddf)
+    assert work["decoded"] > before

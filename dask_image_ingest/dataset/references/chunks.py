@@ -262,6 +262,22 @@ def last_decode(expr: dx.Expr) -> LastDecode | None:
     return LastDecode(decode.frame, decode.images, decode.only, tuple(expr.columns))
 
 
+def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
+    """The query with the rows that it drops since their images have errors; else itself.
+
+    For batches of ``columns``, which leave out rows without an image: the number of rows is then
+    known before the decode.
+    """
+    decode = expr.simplify()
+    while isinstance(decode, dx.Projection) and decode.ndim == 2:
+        decode = decode.frame
+    if type(decode) is not Decode or decode.only != "good" or decode.limit is not None:
+        return expr
+    if not {each.image for each in decode.images} <= {*columns}:
+        return expr
+    return dx.Projection(Decode(decode.frame, decode.images), list(expr.columns))
+
+
 def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:
     """The query with other random numbers of its augmentations; itself if it has none.
 
