@@ -249,27 +249,29 @@ def webdataset_with(decode: Any) -> Callable[[list[str], str], Epochs]:
     return way
 
 
+def samples(paths: list[str]) -> Iterator[tuple[bytes, int]]:
+    """Encoded image and label of each sample, of shards in random order."""
+    for path in random.sample(paths, len(paths)):
+        with tarfile.open(path) as tar:
+            encoded = b""
+            for member in tar:
+                content = tar.extractfile(member)
+                if content is None:
+                    continue
+                if member.name.endswith(".jpg"):
+                    encoded = content.read()
+                elif member.name.endswith(".cls"):
+                    yield encoded, int(content.read())
+
+
 def threads(paths: list[str], job: str) -> Epochs:
     """Tars read in turn, images decoded by two threads."""
     decode = Turbo(job)
     pool = ThreadPoolExecutor(WORKERS)
 
-    def samples() -> Iterator[tuple[bytes, int]]:
-        for path in random.sample(paths, len(paths)):
-            with tarfile.open(path) as tar:
-                encoded = b""
-                for member in tar:
-                    content = tar.extractfile(member)
-                    if content is None:
-                        continue
-                    if member.name.endswith(".jpg"):
-                        encoded = content.read()
-                    elif member.name.endswith(".cls"):
-                        yield encoded, int(content.read())
-
     def started() -> Iterator[list[Any]]:
         batch = []
-        for encoded, label in samples():
+        for encoded, label in samples(paths):
             batch.append((pool.submit(decode, encoded), label))
             if len(batch) == BATCH:
                 yield batch
@@ -337,26 +339,13 @@ def spdl(paths: list[str], job: str) -> Epochs:
 
     decode = Turbo(job)
 
-    def samples() -> Iterator[tuple[bytes, int]]:
-        for path in random.sample(paths, len(paths)):
-            with tarfile.open(path) as tar:
-                encoded = b""
-                for member in tar:
-                    content = tar.extractfile(member)
-                    if content is None:
-                        continue
-                    if member.name.endswith(".jpg"):
-                        encoded = content.read()
-                    elif member.name.endswith(".cls"):
-                        yield encoded, int(content.read())
-
     def decoded(sample: tuple[bytes, int]) -> tuple[np.ndarray, int]:
         return decode(sample[0]), sample[1]
 
     def epoch() -> Iterator[tuple[Any, Any]]:
         pipeline = (
             PipelineBuilder()
-            .add_source(samples())
+            .add_source(samples(paths))
             .pipe(decoded, concurrency=WORKERS)
             .aggregate(BATCH)
             .pipe(lambda rows: collate(rows, job))

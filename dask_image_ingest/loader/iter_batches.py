@@ -497,9 +497,10 @@ class Batches:
                             # Also without a row: ranks and workers have the steps of `len`.
                             batch = self._batch(rows)
                             del rows
+                            # Before the batch is used: the next ones are decoded meanwhile.
+                            ahead.fill()
                             yield batch
                             del batch
-                            ahead.fill()
                         del parts
                 finally:
                     ahead.clear()
@@ -755,8 +756,8 @@ class ReadAhead(Generic[Item]):
     def fill(self) -> None:
         """Start reading until the queue is full.
 
-        Callers do so after each batch, not before the first batch of a partition: then the user
-        still holds the previous batch, and with it the memory of the previous partition.
+        Of partitions, callers do so after each batch, not before the first batch of one: then the
+        user still holds the previous batch, and with it the memory of the previous partition.
         """
         while len(self._queue) < self._depth:
             started = next(self._started, None)
