@@ -169,9 +169,10 @@ def test_rows_without_an_image_have_their_other_members(table, tmp_path):
 
 
 def test_rows_of_several_files_without_keys_are_named_by_their_file(table, tmp_path, pictures):
+    (tmp_path / "in").mkdir()
     for name in ("a", "b.c"):
-        pq.write_table(table.drop_columns("__key__"), tmp_path / f"{name}.parquet")
-    export(dii.read_parquet_images(tmp_path, backend="pandas"), tmp_path)
+        pq.write_table(table.drop_columns("__key__"), tmp_path / "in" / f"{name}.parquet")
+    export(dii.read_parquet_images(tmp_path / "in", backend="pandas"), tmp_path)
     found = written(tmp_path)
     assert list(found) == [f"{file}/0000000{n}" for file in ("a", "b.c") for n in range(8)]
     files = [data for _, data in pictures.values()]
