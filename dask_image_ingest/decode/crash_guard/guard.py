@@ -1,15 +1,21 @@
 """Decode in a subprocess that may crash, to find the image that kills it.
 
 Only for a partition during which a process died before. One image at a time, so that the culprit is
-certain.
+certain. The subprocess takes seconds to start, and a worker that dies leaves several such
+partitions: so it is kept for a while, for the next one with the same options.
 """
 
 from __future__ import annotations
 
+import os
 import pickle
 import signal
 import subprocess
 import sys
+import threading
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -35,6 +41,9 @@ _DEATH = (EOFError, BrokenPipeError, pickle.UnpicklingError)
 _KILLED_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGHUP")
 
 
+_IDLE_SECONDS = 15.0  # that a subprocess waits for another partition
+
+
 class DecodeSubprocess:
     """Subprocess that decodes images, restarted if it dies. A context manager, which ends it."""
 
@@ -46,7 +55,7 @@ class DecodeSubprocess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._end()
+        self.end()
 
     def decode(self, header: Header, data: bytes, origin: Origin) -> np.ndarray:
         """Decode one image.
@@ -64,7 +73,7 @@ class DecodeSubprocess:
             try:
                 reply = self._request(process, (header, data, origin))
             except _DEATH:
-                death = _death_name(self._end())
+                death = _death_name(self._exit_status())
                 continue
             if isinstance(reply, Exception):
                 raise reply
@@ -72,6 +81,12 @@ class DecodeSubprocess:
         if death not in _KILLED_BY_OTHERS:
             crash_log.remember(data, death)
         raise crashed(death)
+
+    def end(self) -> None:
+        """End the process, whatever it is doing."""
+        if self._process is not None:
+            self._process.kill()
+            self._exit_status()
 
     def _running(self) -> subprocess.Popen[bytes]:
         """The process, started if necessary."""
@@ -84,9 +99,10 @@ class DecodeSubprocess:
             except _DEATH:
                 reply = None
             if reply != READY:
+                status = self._exit_status()
                 raise DaskImageIngestError(
                     "a process died while it decoded these images, and the guarded process that "
-                    f"should find out which one did it does not start: exit status {self._end()}"
+                    f"should find out which one did it does not start: exit status {status}"
                 )
         return self._process
 
@@ -99,11 +115,10 @@ class DecodeSubprocess:
         process.stdin.flush()
         return pickle.load(process.stdout)
 
-    def _end(self) -> int:
-        """End the process: its exit status."""
+    def _exit_status(self) -> int:
+        """Exit status of the process, which is ending."""
         process, self._process = self._process, None
-        if process is None:
-            return 0
+        assert process is not None
         try:
             process.communicate(timeout=60)
         except (BrokenPipeError, subprocess.TimeoutExpired):
@@ -117,7 +132,7 @@ def decode_guarded(images: EncodedImages, decoding: DecodeSpec, buffer: PixelBuf
     errors = [header.error for header in images.headers]
     shapes = np.zeros((len(images), 3), np.int32)
     itemsizes = np.ones(len(images), np.int64)
-    with DecodeSubprocess(decoding) as guard:
+    with _decode_subprocess(decoding) as guard:
         for row, header in enumerate(images.headers):
             if header.error is not None:
                 continue
@@ -129,6 +144,35 @@ def decode_guarded(images: EncodedImages, decoding: DecodeSpec, buffer: PixelBuf
             shapes[row], itemsizes[row] = image.shape, image.dtype.itemsize
             buffer.append([image])
     return Pixels(buffer.finish(), shapes, errors, itemsizes)
+
+
+# Subprocesses to use again, by the process that started them, as a fork inherits this, and options.
+_idle: defaultdict[tuple[int, str], list[DecodeSubprocess]] = defaultdict(list)
+
+
+@contextmanager
+def _decode_subprocess(decoding: DecodeSpec) -> Iterator[DecodeSubprocess]:
+    """A subprocess for a partition, kept for `_IDLE_SECONDS` afterwards."""
+    idle = _idle[os.getpid(), decoding.token]
+    try:
+        guard = idle.pop()
+    except IndexError:
+        guard = DecodeSubprocess(decoding)
+    try:
+        yield guard
+    except BaseException:
+        guard.end()  # it may owe a reply
+        raise
+    idle.append(guard)
+    timer = threading.Timer(_IDLE_SECONDS, _end_idle, [idle, guard])
+    timer.daemon = True
+    timer.start()
+
+
+def _end_idle(idle: list[DecodeSubprocess], guard: DecodeSubprocess) -> None:
+    with suppress(ValueError):  # in use again
+        idle.remove(guard)
+        guard.end()
 
 
 def crashed(death: str) -> BadImage:

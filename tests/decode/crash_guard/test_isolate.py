@@ -15,6 +15,7 @@ from pathlib import Path
 
 import dask
 import numpy as np
+import psutil
 import pytest
 from corpus import picture, save
 from crasher import IN_DALI, IN_PILLOW, PLANTED, plant
@@ -81,15 +82,18 @@ def check(frame, members) -> None:
             np.testing.assert_array_equal(got[key], pixels_alone(data))
 
 
+class Kept:
+    """Pixel buffer of one image."""
+
+    def append(self, images):
+        (image,) = images
+        self.image = np.array(image)
+
+    def finish(self):
+        return self.image.reshape(-1)
+
+
 def pixels_alone(data: bytes) -> np.ndarray:
-    class Kept:
-        def append(self, images):
-            (image,) = images
-            self.image = np.array(image)
-
-        def finish(self):
-            return self.image.reshape(-1)
-
     def ours(row):
         return Origin(f"process {os.getpid()}", row, "the image")
 
@@ -254,18 +258,29 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
 
 
 @pytest.mark.newest
-def test_a_kill_from_outside_blames_no_image(photos, folder):
-    """The partition is decoded under guard then, and its pixels are those of any other day."""
-    data = [photo.encoded for photo in photos[:2]]
-    with DecodeSubprocess(DecodeSpec()) as guard:
-        for encoded in data:
-            header = read_header(encoded, 10**9)
-            assert guard.decode(header, encoded, unknown(0)).shape == (
-                header.height,
-                header.width,
-                3,
-            )
-            guard._process.kill()  # between two images, as an out-of-memory killer might
+def test_a_guarded_process_serves_partitions_until_a_kill_which_blames_no_image(
+    photos, folder, monkeypatch
+):
+    monkeypatch.setattr(guard, "_IDLE_SECONDS", 600.0)
+    data = photos[0].encoded
+    expected = pixels_alone(data)
+    images = EncodedImages([read_header(data, 10**9)], lambda _: data, unknown)
+    spec = DecodeSpec(max_pixels=10**9 + 7)  # as no other test
+
+    def started_for_a_partition() -> list[psutil.Process]:
+        before, kept = psutil.Process().children(), Kept()
+        assert guard.decode_guarded(images, spec, kept).errors == [None]
+        np.testing.assert_array_equal(kept.finish(), expected.reshape(-1))
+        return [child for child in psutil.Process().children() if child not in before]
+
+    (first,) = started_for_a_partition()
+    assert not started_for_a_partition()
+    first.kill()  # as an out-of-memory killer might
+    (second,) = started_for_a_partition()
+    assert not first.is_running()
+    monkeypatch.setattr(guard, "_IDLE_SECONDS", 0.0)
+    assert not started_for_a_partition()
+    second.wait(60)  # it ends when no partition comes
     assert not crash_log.crashers()
 
 
