@@ -92,7 +92,7 @@ def read_images(
         too, for the suffixes of images: ``.jpg``, ``.jpeg``, ``.png``, ``.webp``, ``.gif``,
         ``.bmp``, ``.tif`` and the others of ``IMAGE_EXTENSIONS``. Left out, with a warning, are
         names that begin with ``.`` or are not UTF-8, links to nothing or back to a folder that they
-        are in, pipes, sockets and devices, and folders that can't be listed.
+        are in, pipes, sockets and devices, and what there is no permission to list.
     columns, filters
         As for :func:`read_webdataset_images`. Filters on keys, URLs, sizes and labels open no file.
     image
@@ -132,8 +132,8 @@ def read_images(
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If a path can't be listed, or a server sends no sizes; later, if a server fails, or a file
-        has changed since it was listed.
+        If a path can't be listed, or its disk fails; if a server sends no sizes; later, if a server
+        fails, or a file has changed since it was listed.
     ArgumentError
         For arguments that are unknown or contradict each other; for ``label="folder"`` if no file
         is in a folder below the common root.

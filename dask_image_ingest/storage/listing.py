@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fnmatch
 import glob
 import itertools
@@ -35,6 +36,12 @@ from dask_image_ingest.url_secrets import url_identity, without_secrets
 # Ways to a folder through links below links: of folders that all link to each other, there are
 # more than can be walked.
 _MOST_VISITS = 100
+
+# Errors of a path: there is no such file, a link leads nowhere, a name is impossible, permission is
+# missing. Any other is of a disk that fails: what is there, is not known.
+_OF_PATHS = frozenset(
+    (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
+) | {errno.EACCES, errno.EPERM}
 
 # Why folders that match a pattern, or are in a search for `single` files, are left out.
 _UNLISTED = "folders that can't be listed"
@@ -79,7 +86,7 @@ def _matches(walk: _Walk, folder: str, parts: Sequence[str]) -> Iterator[str]:
         entries = walk.matching(_Folder(folder), part)
         names = [entry.name for entry in entries if not rest or is_folder(entry)]
     else:
-        names = [part] if os.path.lexists(os.path.join(folder, part)) else []
+        names = [part] if _mode(os.path.join(folder, part), follow=False) else []
     for name in names:
         yield from _matches(walk, os.path.join(folder, name), rest)
 
@@ -109,7 +116,7 @@ class _Walk:
         Raises
         ------
         ShardError
-            If it can't be listed, and its files are not `single`.
+            If it can't be listed, except folders of `single` files without permission.
         """
         try:
             with os.scandir(folder.path) as entries:
@@ -117,7 +124,7 @@ class _Walk:
         except (FileNotFoundError, NotADirectoryError):
             return []
         except OSError as error:
-            if not self.kind.single:
+            if not self.kind.single or error.errno not in _OF_PATHS:
                 raise _unlisted(folder.path, error) from error
             self._leave_out(folder, error)
             return []
@@ -128,8 +135,7 @@ class _Walk:
         Raises
         ------
         ShardError
-            If it can't be listed, and its files are not `single`. A folder without permission is
-            left out.
+            If it can't be listed. A folder without permission is left out.
         """
         try:
             entries = self.entries(folder)
@@ -176,11 +182,29 @@ def _unlisted(folder: str, error: OSError) -> ShardError:
 
 
 def is_folder(entry: os.DirEntry[str]) -> bool:
-    """True for a folder, or a link to one."""
+    """True for a folder, or a link to one; an error if its disk fails."""
     try:
         return entry.is_dir()
-    except OSError:  # a link that can't be followed
+    except OSError as error:  # a link that can't be followed
+        _refuse_failing_disk(entry.path, error)
         return False
+
+
+def _mode(path: str, *, follow: bool = True) -> int:
+    """The mode of a file, or of a link if not ``follow``; 0 if there is none.
+
+    Unlike with `os.path.exists`, a disk that fails is an error.
+    """
+    try:
+        return os.stat(path, follow_symlinks=follow).st_mode
+    except OSError as error:
+        _refuse_failing_disk(path, error)
+        return 0
+
+
+def _refuse_failing_disk(path: str, error: OSError) -> None:
+    if error.errno not in _OF_PATHS:
+        raise ShardError(f"{path} cannot be read: {error}") from error
 
 
 def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
@@ -190,10 +214,10 @@ def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
         return
     part, rest = parts[0], parts[1:]
     if part != ANY_DEPTH and not glob.has_magic(part):
-        if os.path.lexists(path := os.path.join(folder.path, part)):
+        if _mode(path := os.path.join(folder.path, part), follow=False):
             yield from _below(walk, _Folder(path, folder.links), rest)
         return
-    if part == ANY_DEPTH and (rest or os.path.isdir(folder.path)):
+    if part == ANY_DEPTH and (rest or stat.S_ISDIR(_mode(folder.path))):
         yield from _below(walk, folder, rest)
     for entry in walk.matching(folder, part):
         below = walk.folder(folder, entry)
@@ -209,8 +233,8 @@ def find_local(path: str, kind: FileKind = SHARDS, left_out: LeftOut | None = No
     Raises
     ------
     ShardError
-        If a folder cannot be listed, or the path is a special file (pipe, device). For `single`
-        files only if that is the path itself.
+        If a folder cannot be listed, the path is a special file (pipe, device), or a disk fails.
+        For `single` files without permission, and special ones, only if that is the path itself.
     """
     left_out = LeftOut() if left_out is None else left_out
     if not is_glob(path) or os.path.lexists(path):
@@ -218,7 +242,7 @@ def find_local(path: str, kind: FileKind = SHARDS, left_out: LeftOut | None = No
     return [
         shard
         for match in find_matches(path, kind, left_out)
-        if kind.is_meant(path, os.path.basename(match), os.path.isdir(match))
+        if kind.is_meant(path, os.path.basename(match), stat.S_ISDIR(_mode(match)))
         for shard in _files_at(match, kind, left_out, searched=True)
     ]
 
@@ -245,6 +269,7 @@ def _files_at(
     except OSError as error:
         if not kind.single:
             raise ShardError(f"{path} cannot be read: {error}") from error
+        _refuse_failing_disk(path, error)
         left_out.add(f"{_UNREAD} ({error.strerror})", path)
         return
     if stat.S_ISDIR(status.st_mode):

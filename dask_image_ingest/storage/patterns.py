@@ -93,7 +93,7 @@ class FileKind:
         Prefixes of names that a search skips.
     single
         Whether each file is no more than a row. Then a search follows links to folders, and a file
-        or folder in it that can't be read is left out with a warning, instead of an error.
+        or folder in it without permission is left out with a warning, instead of an error.
     """
 
     name: str
@@ -116,7 +116,7 @@ class FileKind:
         A glob that ends with ``*`` takes files of this kind and folders, any other glob all its
         matches. None takes indexes, which ``*.tar*`` and ``*.parquet`` would match.
         """
-        if name.endswith(INDEX_SUFFIX) or name == COMBINED_INDEX:
+        if not folder and (name.endswith(INDEX_SUFFIX) or name == COMBINED_INDEX):
             return False
         if not pattern.endswith("*"):
             return True

@@ -1,5 +1,6 @@
 """A disk that fails while folders are listed and files opened: an error names path and reason."""
 
+import contextlib
 import errno
 import os
 
@@ -75,10 +76,45 @@ def test_a_folder_without_permission_is_told(folder, failing, pattern):
 
 def test_images_of_a_folder_that_cannot_be_listed(folder, failing):
     (folder / "a" / "1.jpg").write_bytes(b"")
+    (folder / "2.jpg").write_bytes(b"")
     failing(folder / "a")
-    told = rf"\(Input/output error\), such as {folder}/a"
-    with pytest.raises(dii.ShardNotFoundError, match=told):
-        dii.read_images(folder / "a")
+    for paths in (folder / "a", folder, f"{folder}/**/*.jpg", f"{folder}/*"):
+        with pytest.raises(dii.ShardError, match=f"{folder}/a cannot be listed: .*Input/output"):
+            dii.read_images(paths)
+
+
+@pytest.mark.parametrize("pattern", ["", "**/*.jpg", "*/x/*.jpg", "*/x", "*/*/*", "*/x/1.jpg"])
+@pytest.mark.parametrize("failing_path", ["a/x/1.jpg", "a/x"])
+def test_a_disk_that_fails_is_no_image_less(pattern, failing_path, tmp_path, monkeypatch):
+    (tmp_path / "b" / "x").mkdir(parents=True)
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "x").symlink_to(tmp_path / "b" / "x")
+    (tmp_path / "b" / "x" / "1.jpg").write_bytes(b"")
+    assert len(dii.read_images(tmp_path / pattern, size=8)) == 2
+    status, broken = os.stat, str(tmp_path / failing_path)
+
+    def fail(path, *args, **kwargs):
+        if path == broken:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+        return status(path, *args, **kwargs)
+
+    class Entry:
+        def __init__(self, entry):
+            self._entry = entry
+            self.name, self.path, self.is_symlink = entry.name, entry.path, entry.is_symlink
+
+        def is_dir(self):
+            return self._entry.is_dir() and bool(fail(self.path))
+
+    def listed(path):
+        with scandir(path) as entries:
+            return contextlib.nullcontext([*map(Entry, entries)])
+
+    scandir = os.scandir
+    monkeypatch.setattr(os, "stat", fail)
+    monkeypatch.setattr(os, "scandir", listed)
+    with pytest.raises(dii.ShardError, match=f"{broken} cannot be read: .*Input/output"):
+        dii.read_images(tmp_path / pattern, size=8)
 
 
 def test_classes_of_a_folder_that_cannot_be_listed(folder, failing):
