@@ -259,7 +259,11 @@ class ParquetSource:
         )
         if pages:
             stored = sum(page.unpacked for page in pages)
-        elif stored > limit:
+            # pyarrow holds all of a page, packed and unpacked, for any of its rows.
+            largest = max(page.stop - page.start + page.unpacked for page in pages)
+        else:
+            largest = stored
+        if largest > limit:
             raise self._too_large(column, limit)
         repeating = [
             chunk.path_in_schema

@@ -97,6 +97,18 @@ def test_only_the_pages_of_the_rows_are_read(monkeypatch):
     assert content.read < 45 * 10_000 + 60 * 256
 
 
+@pytest.mark.parametrize("compression", ["none", "snappy"])
+def test_a_page_beyond_the_limit_is_an_error_for_each_of_its_rows(compression):
+    values = pa.array([np.random.default_rng(0).bytes(20_000)] * 1000)
+    file = io.BytesIO()
+    pq.write_table(pa.table({"x": values}), file, use_dictionary=False, compression=compression)
+    source = ParquetSource("a.parquet", MemoryReader(file.getvalue()))
+    few = [RowSpan(0, 500, 510)]
+    assert source.read_rows("x", few, limit=50_000_000)[0].equals(values[500:510])
+    with pytest.raises(ShardError, match=r"'x'.* unpack to more than 20,000,000"):
+        source.read_rows("x", few, limit=20_000_000)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "struct", "list", "text", "fixed", "nulls"])
 def test_what_unpacks_beyond_the_limit_is_an_error(kind):
     large = b"x" * 100_000
