@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -35,11 +36,17 @@ def count_images(rows: pd.DataFrame, member: str = IMAGE) -> pd.DataFrame:
     rows
         A row for each sample, with any of ``nbytes`` (null without an image), ``format``,
         ``height``, ``width``, ``baseline`` (of a JPEG) and ``error`` (of which the code counts).
+        What can't be a size, as in columns of these names that are a table's own, is unknown.
     member
         The kind of all these images.
     """
-    nbytes = rows.reindex(columns=["nbytes"])["nbytes"]
-    rows = rows.assign(member=member).reindex(columns=[*_BY]).astype(_BY)
+    sizes = {name: _sizes_in(rows, name) for name in ("height", "width", "nbytes")}
+    known = (sizes["height"] > 0) & (sizes["width"] > 0)
+    rows = rows.assign(
+        member=member, height=sizes["height"].where(known), width=sizes["width"].where(known)
+    )
+    nbytes = sizes["nbytes"]
+    rows = rows.reindex(columns=[*_BY]).astype(_BY)
     rows["error"] = rows["error"].str.split(":").str[0].astype("string")
     return add_counts(
         [
@@ -50,6 +57,14 @@ def count_images(rows: pd.DataFrame, member: str = IMAGE) -> pd.DataFrame:
             )
         ]
     )
+
+
+def _sizes_in(rows: pd.DataFrame, name: str) -> pd.Series:
+    """A column of sizes as floats; NaN for what is none."""
+    if name not in rows or not pd.api.types.is_numeric_dtype(rows[name]):
+        return pd.Series(math.nan, rows.index, "float64")
+    values = rows[name].astype("float64")
+    return values.where((values >= 0) & (values < math.inf))
 
 
 def add_counts(tables: Iterable[pd.DataFrame]) -> pd.DataFrame:

@@ -283,8 +283,18 @@ def _class_labels(frame: Any) -> dict[str, Any]:
             elif isinstance(source, (ScanTables, dx.ReadParquet)):
                 ours = isinstance(source, ScanTables)
                 schema: Any = source.dataset.schema if ours else source._dataset_info["schema"]
-                info = json.loads((schema.metadata or {}).get(_KEY, b"{}")).get("info", {})
-                feature = info.get("features", {}).get(name)
-            if feature and feature.get("_type") == "ClassLabel":
+                feature = _stored_class_label((schema.metadata or {}).get(_KEY, b"{}"), name)
+            if feature is not None:
                 features[column] = feature
     return features
+
+
+def _stored_class_label(metadata: bytes, name: str) -> dict[str, Any] | None:
+    """The ``ClassLabel`` of a column in a table's metadata, which may be any bytes; or None."""
+    try:
+        feature: dict[str, Any] = json.loads(metadata)["info"]["features"][name]
+        is_label = feature["_type"] == "ClassLabel"
+        known = is_label and all(isinstance(each, str) for each in feature["names"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return feature if known else None

@@ -381,6 +381,8 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
             table = table.append_column(name, values)
         else:
             field = schema.field(number)
+            if pa.types.is_null(field.type):  # no row had a value
+                field = field.with_type(values.type)
             table = table.set_column(number, field, values.cast(field.type))
     return parquet_bytes(table)
 

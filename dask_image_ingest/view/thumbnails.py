@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -199,7 +200,7 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], size: int) -> Ca
     shape = None
     if array is not None:
         # Show an image that is smaller than a thumbnail at its own size.
-        stored = max(record.get("height") or size, record.get("width") or size)
+        stored = max(_number(record, "height") or size, _number(record, "width") or size)
         scale = min(1.0, stored / max(array.shape[:2]))
         shape = (max(1, round(array.shape[0] * scale)), max(1, round(array.shape[1] * scale)))
     return Card(
@@ -217,11 +218,16 @@ def _displayable(array: Any) -> Any:
 
 
 def _facts_text(record: dict[str, Any]) -> str:
-    height, width = record.get("height"), record.get("width")
+    height, width, nbytes = (_number(record, name) for name in ("height", "width", "nbytes"))
     size = f"{width} × {height}" if height and width else None
-    nbytes = record.get("nbytes")
     parts = (size, record.get("format"), None if nbytes is None else _short_bytes(nbytes))
-    return " · ".join(part for part in parts if part)
+    return " · ".join(part for part in parts if part and isinstance(part, str))
+
+
+def _number(record: dict[str, Any], name: str) -> int | None:
+    """A number of pixels or bytes; None for anything else in a table's own column of this name."""
+    value = record.get(name)
+    return int(value) if isinstance(value, (int, float)) and 0 <= value < math.inf else None
 
 
 def _short_bytes(nbytes: int) -> str:

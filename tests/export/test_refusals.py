@@ -274,3 +274,15 @@ def test_an_index_that_is_a_column_too_is_no_matter(lazy, rows, tmp_path):
 def test_numbers_of_numpy_are_numbers(rows, tmp_path):
     export(rows, tmp_path, samples_per_shard=np.int64(3), shuffle=np.int64(1))
     assert [len(list(by_webdataset([path]))) for path in shards_in(tmp_path / "out")] == [3, 1]
+
+
+@pytest.mark.parametrize("column", ["offset", "nbytes"])
+@pytest.mark.parametrize("value", ["x", 1.5])
+def test_a_location_that_is_no_number_is_told_with_its_column(column, value, rows, tmp_path):
+    with pytest.raises(ArgumentError, match=rf"the column '{column}' is of type .*fit type int64"):
+        export(rows.assign(**{column: value}), tmp_path)
+
+
+def test_a_column_of_sizes_without_a_value_gets_those_of_the_new_shard(rows, tmp_path):
+    export(rows.assign(nbytes=None), tmp_path)
+    assert pd.read_parquet(tmp_path / "out" / "000.parquet")["nbytes"].tolist() == [1] * 4

@@ -10,6 +10,7 @@ import os
 import datasets
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counted import work  # noqa: F401  a fixture
@@ -291,3 +292,26 @@ def test_a_step_after_the_decode_is_named(paths, tmp_path):
     frame = frame[frame["image"].notnull()][["image"]]
     with pytest.raises(dii.ArgumentError, match=r"'image' cannot be written: Filter comes after"):
         dii.to_parquet_images(frame, tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        b"\xff",
+        b"{",
+        b"[]",
+        b"[" * 10_000,
+        b'{"info": null}',
+        b'{"info": {"features": {"label": 5}}}',
+        b'{"info": {"features": {"label": {"_type": "ClassLabel", "names": 5}}}}',
+    ],
+)
+def test_features_that_are_none_are_left_out(metadata, members, tmp_path):
+    table = pa.table({"image": [members["000.jpg"]], "label": [0]})
+    pq.write_table(
+        table.replace_schema_metadata({b"huggingface": metadata}), tmp_path / "a.parquet"
+    )
+    table = dii.read_parquet_images(tmp_path / "a.parquet", decode=False, backend="pandas")
+    dii.to_parquet_images(table, tmp_path / "out")
+    stored = pq.read_schema(tmp_path / "out" / "part.0.parquet").metadata[b"huggingface"]
+    assert list(json.loads(stored)["info"]["features"]) == ["image"]

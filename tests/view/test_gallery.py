@@ -11,6 +11,8 @@ from pathlib import Path
 
 import dask.dataframe as dd
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from counted import work  # noqa: F401  a fixture
 from html_page import EVIL, Page, write_bad_photos
@@ -218,3 +220,21 @@ def test_a_page_that_cannot_be_written_leaves_nothing(ddf, tmp_path, monkeypatch
     with pytest.raises(ExportError, match=r"out\.html cannot be written: No space left on device"):
         dii.gallery(ddf, tmp_path / "out.html", n=1)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"height": ["x", "y"], "width": [1.5, float("nan")], "nbytes": [b"1", b"2"]},
+        {"height": [-5, 0], "width": [2**62, 7], "nbytes": [-1, 3], "format": [5, 6]},
+        {"height": [[1], None], "width": [True, False], "nbytes": [float("inf"), 2.0]},
+        {"height": [24, None], "width": [None, 24]},
+    ],
+)
+def test_columns_of_a_table_that_are_called_like_sizes(sizes, ddf, tmp_path):
+    images = ddf.images.encode("png").compute().tolist()[:2]
+    pq.write_table(pa.table({"image": images, **sizes}), tmp_path / "a.parquet")
+    table = dii.read_parquet_images(tmp_path / "a.parquet", backend="pandas")
+    sheet = dii.gallery(table, tmp_path / "out.html")
+    assert [card.error for card in sheet.cards] == [None, None]
+    assert "2 samples" in Page((tmp_path / "out.html").read_text()).text

@@ -319,8 +319,16 @@ def _with_large_types(table: pa.Table) -> pa.Table:
 
 
 def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
-    exists = name in table.column_names
-    return table.column(name).cast(type_) if exists else pa.nulls(len(table), type_)
+    if name not in table.column_names:
+        return pa.nulls(len(table), type_)
+    values = table.column(name)
+    try:
+        return values.cast(type_)
+    except pa.ArrowException:
+        raise ArgumentError(
+            f"the column {name!r} is of type {values.type}, and some of its values don't fit type "
+            f"{type_}: it must be as the read gave it, or absent"
+        ) from None
 
 
 def _without_dictionaries(table: pa.Table) -> pa.Table:
