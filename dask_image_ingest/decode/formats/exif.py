@@ -67,12 +67,12 @@ def _directory(block: bytes, order: Literal["little", "big"]) -> tuple[int, int]
 
 
 def _entries(block: bytes, tag: bytes, first: int, last: int) -> list[int]:
-    """Positions of the entries of a tag."""
+    """Positions of the whole entries of a tag."""
     positions = []
     at = block.find(tag, first, last)
     while at >= 0:
         # Elsewhere the two bytes are part of a value.
-        if (at - first) % _ENTRY == 0:
+        if (at - first) % _ENTRY == 0 and at + _ENTRY <= last:
             positions.append(at)
         at = block.find(tag, at + 1, last)
     return positions
