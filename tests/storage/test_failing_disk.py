@@ -138,3 +138,18 @@ def test_a_file_without_a_status_is_named(folder, monkeypatch):
         open_shard(shard),
     ):
         pass
+
+
+def test_a_lock_without_a_status_is_an_error_of_the_export(folder, monkeypatch):
+    (folder / "1.jpg").write_bytes(b"")
+    table = dii.read_images(folder, decode=False, backend="pandas")
+    fstat = os.fstat
+
+    def fail(descriptor):
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith("_lock"):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return fstat(descriptor)
+
+    monkeypatch.setattr(os, "fstat", fail)
+    with pytest.raises(dii.ExportError, match="out cannot be written: Input/output error"):
+        dii.to_parquet_images(table, folder / "out")

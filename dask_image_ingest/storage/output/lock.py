@@ -69,7 +69,8 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
             file = _acquire_file(output)
         except OSError as error:
             if error.errno not in _NO_LOCKS:
-                raise
+                with translate_write_errors(output.url, output.advice):
+                    raise
         else:
             try:
                 finish_swap(output)
