@@ -493,12 +493,13 @@ class Batches:
                         del results
                         for step in piece:
                             rows = self._rows_of_step(step, parts)
-                            self._row = step.next_row
                             # Also without a row: ranks and workers have the steps of `len`.
                             batch = self._batch(rows)
                             del rows
-                            # Before the batch is used: the next ones are decoded meanwhile.
+                            # Before the batch is used: the next ones are decoded meanwhile. If
+                            # that fails, this one comes again.
                             ahead.fill()
+                            self._row = step.next_row
                             yield batch
                             del batch
                         del parts

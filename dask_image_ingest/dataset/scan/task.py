@@ -304,7 +304,9 @@ def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Any:
     metadata, numbers = table(), rows.numbers
     kept = kept_rows(pixels_per_image, decode.only)
     if kept is not None:
-        metadata, numbers = metadata.take(kept), numbers[kept]
+        # Of a table without columns, take() gives no rows.
+        some = metadata.take(kept) if metadata.num_columns else metadata.slice(0, len(kept))
+        metadata, numbers = some, numbers[kept]
         pixels_per_image = [pixels.take(kept) for pixels in pixels_per_image]
     decoded = [*zip(decode.images, pixels_per_image, strict=True)]
     for each, pixels in decoded:
