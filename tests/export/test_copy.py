@@ -119,7 +119,9 @@ def test_members_of_any_size_in_any_order_with_anything_between(seed, rng, tmp_p
         (tmp_path / "in").mkdir(exist_ok=True)
         (tmp_path / "in" / f"{shard}.tar").write_bytes(tar(members))
         samples |= part
-    frame = dii.read_webdataset_images(tmp_path / "in", backend="pandas").drop(columns=["image", "error"])
+    frame = dii.read_webdataset_images(tmp_path / "in", backend="pandas").drop(
+        columns=["image", "error"]
+    )
     for name, shuffle in (("sorted", None), ("shuffled", seed)):
         path = tmp_path / name / "{shard}.tar"
         written = dii.to_webdataset(frame, path, samples_per_shard=7, shuffle=shuffle)
