@@ -53,7 +53,8 @@ def test_workers_are_known_whenever_the_client_updates_its_totals(tmp_path, monk
 
     update = Client._update_scheduler_info
     write_shards(tmp_path, 1, 1)
-    one = LocalCluster(n_workers=1, processes=False, dashboard_address=None, memory_limit="1 GiB")
+    # All of this process counts as the worker's memory: over a small limit it would pause for ever.
+    one = LocalCluster(n_workers=1, processes=False, dashboard_address=None, memory_limit="64 GiB")
     with one as cluster, Client(cluster) as client:
         monkeypatch.setattr(Client, "_update_scheduler_info", overtaken)
         assert not client.scheduler_info()["workers"]
