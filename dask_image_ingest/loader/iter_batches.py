@@ -13,7 +13,6 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -23,7 +22,7 @@ from dask.dataframe.dispatch import concat
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of, image_columns
+from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
@@ -47,6 +46,7 @@ from dask_image_ingest.loader.order import (
     draws_of,
     parse_start,
 )
+from dask_image_ingest.loader.reader import Reader, open_reader, row_of, rows_between
 from dask_image_ingest.loader.source import ReferenceSource, Source
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more.
@@ -56,13 +56,7 @@ _PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
 _HELD_BYTES = 1 << 30
 _LEAST_HELD = 2
 
-# Partitions of references that are held for rows whose batches come at any time.
-_MOST_HELD = 256
-
 Item = TypeVar("Item")
-
-# Takes rows with images from a partition: `rows_of` with some of its arguments.
-RowsOf = Callable[..., tuple[BatchRows, np.ndarray]]
 
 
 @dataclass(frozen=True)
@@ -211,9 +205,9 @@ class Batches:
         default = 0 if begin is None else begin.epoch
         self._epoch = default if schedule.epoch is None else schedule.epoch
         if begin is not None:
-            ours = Position(self._epoch, 0, schedule.shuffle)
-            ours.check(begin)
-            (ours if self._is_sequential else self._position_at(0)).check(begin)
+            Position(self._epoch, 0, schedule.shuffle).check(begin)
+            if not self._is_sequential:
+                self._position_at(0).check(begin)
         # Rows of the epoch before the next step of this process, over all ranks; None before the
         # start is known.
         self._row: int | None = None
@@ -245,8 +239,13 @@ class Batches:
         return self._position_at(self._next_row)
 
     def _position_at(self, row: int) -> Position:
-        plan = self._plan
-        return Position(self._epoch, row, self._schedule.shuffle, plan.length, plan.digest())
+        rows = self._plan.length
+        return Position(self._epoch, row, self._schedule.shuffle, rows, self._digest)
+
+    @functools.cached_property
+    def _digest(self) -> str:
+        """Digest of the plan; once, as it reads the bucket of each row."""
+        return self._plan.digest()
 
     def position_after(self, steps: int) -> Position:
         """Position after so many batches of each rank, counted from ``start=``.
@@ -310,14 +309,12 @@ class Batches:
         schedule, size = self._schedule, self._size * self._share.world
         seed = schedule.shuffle
         streams = []
-        for source, counts, row_bytes in zip(
-            self._sources, self._counts, self._row_bytes, strict=True
-        ):
+        for number, counts in enumerate(self._counts):
             sample = None
             if schedule.sample is not None:
                 drawn = None if schedule.steps is None else schedule.steps * size
                 sample = schedule.sample(drawn)
-            readers = READERS if seed is None else self._readers(source, counts, row_bytes)
+            readers = READERS if seed is None else self._readers(number)
             streams.append(Stream(counts, seed, readers, sample))
         if self._mix is not None:
             shares, longest = self._mix
@@ -334,19 +331,23 @@ class Batches:
             return Bucketed(stream, size, begin, length, of_rows(), shapes)
         return Epoch(stream, size, begin, length)
 
-    def _readers(self, source: Source, counts: np.ndarray, row_bytes: float | None) -> int:
+    def _readers(self, number: int) -> int:
         """Places from which a shuffle reads: many, unless each holds a decoded partition."""
-        if not counts.any() or isinstance(self._source_to_read(source), ReferenceSource):
+        counts, source = self._counts[number], self._sources[number]
+        if not counts.any() or isinstance(self._sources_to_read[number], ReferenceSource):
             return READERS
-        row_bytes = row_bytes or source.row_bytes(int(np.argmax(counts > 0)))
+        row_bytes = self._row_bytes[number] or source.row_bytes(int(np.argmax(counts > 0)))
         if row_bytes is None:
             return READERS
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
         return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, READERS))
 
-    @functools.cache  # noqa: B019 - of this object's few sources
+    @functools.cached_property
+    def _sources_to_read(self) -> list[Source]:
+        """The sources to read: references, if the last step is a decode of files."""
+        return [self._source_to_read(source) for source in self._sources]
+
     def _source_to_read(self, source: Source) -> Source:
-        """The source to read: references, if the last step is a decode of files."""
         references = None if self._is_sequential else source.references()
         if references is not None:
             return references
@@ -396,7 +397,7 @@ class Batches:
         return self
 
     def __next__(self) -> Any:
-        for source in self._sources:
+        for source in (*self._sources, *self._sources_to_read):
             source.check_process()
         return next(self._stream)
 
@@ -422,7 +423,7 @@ class Batches:
 
     def _in_order(self) -> Generator[Any, None, None]:
         """Batches of one partition after the other."""
-        source = self._source_to_read(self._sources[0])
+        (source,) = self._sources_to_read
         row = self._next_row
         first, skip = 0, 0
         if row:
@@ -442,12 +443,12 @@ class Batches:
                     del future
                     at, length = skip, len(frame)
                     skip = 0
-                    describe = functools.partial(_row_of, source, number)
+                    describe = functools.partial(row_of, source, number)
                     rows, present = self._rows_of(frame, where=describe)
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
-                        some = rows.take(range(*np.searchsorted(present, [at, stop]).tolist()))
+                        some = rows_between(rows, present, at, stop)
                         row, missing, at = row + stop - at, missing - (stop - at), stop
                         if missing:
                             # A copy: a view would keep the whole partition in memory.
@@ -475,11 +476,9 @@ class Batches:
         """Batches of the steps of a plan."""
         if not self._is_over:
             with contextlib.ExitStack() as stack:
-                sources = [self._source_to_read(source) for source in self._sources]
+                sources = self._sources_to_read
                 readers = [
-                    (_ReferenceReader if isinstance(source, ReferenceSource) else _PartitionReader)(
-                        stack.enter_context(source), counts, self._rows_of, self._backend
-                    )
+                    open_reader(stack.enter_context(source), counts, self._rows_of, self._backend)
                     for source, counts in zip(sources, self._counts, strict=True)
                 ]
                 if self._prefetch is None:
@@ -507,13 +506,14 @@ class Batches:
                     ahead.clear()
 
     def _rows_of_step(self, step: _Step, parts: list[tuple[BatchRows, np.ndarray]]) -> BatchRows:
-        some = []
-        for (rows, present), (start, stop) in zip(parts, step.slices, strict=True):
-            some.append(rows.take(range(*np.searchsorted(present, [start, stop]).tolist())))
+        some = [
+            rows_between(rows, present, *between)
+            for (rows, present), between in zip(parts, step.slices, strict=True)
+        ]
         return BatchRows.of(some, self._backend)
 
     def _pieces(
-        self, readers: Sequence[_Reader]
+        self, readers: Sequence[Reader]
     ) -> Iterator[tuple[list[_Step], list[Callable[[], tuple[BatchRows, np.ndarray]]]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         row, count, most = self._next_row, 1, None
@@ -559,7 +559,7 @@ class Batches:
             steps.append((rows, row))
         return steps
 
-    def _most_steps(self, readers: Sequence[_Reader]) -> int:
+    def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
             known or reader.row_bytes()
             for reader, known in zip(readers, self._row_bytes, strict=True)
@@ -572,162 +572,6 @@ class _Step(NamedTuple):
 
     next_row: int  # of the epoch, before the following step of this process
     slices: list[tuple[int, int]]  # of the piece's rows of each frame
-
-
-class _Reader:
-    """Reads rows of a frame by their numbers, and holds the partitions that are in use."""
-
-    def __init__(self, source: Any, counts: np.ndarray, rows_of: RowsOf, backend: Backend) -> None:
-        self._source = source
-        self._rows_of = rows_of
-        self._backend = backend
-        self._ends = np.cumsum(counts)
-        self._starts = self._ends - counts
-        self._partitions: dict[int, Any] = {}
-
-    def row_bytes(self) -> float:
-        """Decoded bytes of a row, on average."""
-        return self._source.row_bytes(int(np.argmax(self._ends > self._starts))) or 1.0
-
-    def keep(self, rows: np.ndarray | None) -> None:
-        """Drop all partitions but those of some rows; None for all but the latest."""
-        if rows is None:
-            while len(self._partitions) > _MOST_HELD:
-                self._partitions.pop(next(iter(self._partitions)))
-            return
-        numbers = set(np.searchsorted(self._ends, rows, "right").tolist())
-        self._partitions = {
-            number: held for number, held in self._partitions.items() if number in numbers
-        }
-
-    def start(
-        self, rows: Rows, shape: tuple[int, int] | None
-    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
-        """Start to read rows: their result, with the places of those that have an image.
-
-        ``shape`` is the height and width to which they are decoded; None for that of the read.
-        """
-        raise NotImplementedError
-
-    def _parts(self, numbers: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
-        """Each partition with its rows to take, and the order of all these rows."""
-        partition = np.searchsorted(self._ends, numbers, "right")
-        by_partition = np.argsort(partition, kind="stable")
-        order = np.empty(len(numbers), np.int64)
-        order[by_partition] = np.arange(len(numbers))
-        parts = []
-        distinct, begins = np.unique(partition[by_partition], return_index=True)
-        ends = [*begins[1:].tolist(), len(numbers)]
-        for number, begin, end in zip(
-            distinct.tolist(), begins.tolist(), ends[: len(begins)], strict=True
-        ):
-            rows = by_partition[begin:end]
-            if number not in self._partitions:
-                self._partitions[number] = self._read(number)
-            parts.append((self._partitions[number], numbers[rows] - self._starts[number]))
-        return parts, order
-
-    def _read(self, number: int) -> Any:
-        return self._source.read(number)
-
-    def _describe(self, number: int) -> str:
-        partition = int(np.searchsorted(self._ends, number, "right"))
-        return _row_of(self._source, partition, number - int(self._starts[partition]))
-
-
-def _row_of(source: Source, partition: int, row: int) -> str:
-    return f"row {row} of {source.describe(partition)}"
-
-
-class _ReferenceReader(_Reader):
-    """Decodes rows of references."""
-
-    def start(
-        self, rows: Rows, shape: tuple[int, int] | None
-    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
-        """Start to decode rows."""
-        parts, order = self._parts(rows.numbers)
-        if not parts:
-            # A rank without a row in the last step.
-            parts = [(self._read(0), rows.numbers)]
-        future = self._source.decode(parts, order, rows.draws, shape)
-
-        def result() -> tuple[BatchRows, np.ndarray]:
-            frame = future.result()
-            place = frame.index.to_numpy()
-            numbers = rows.numbers[place] if len(rows.numbers) else place
-            batch, present = self._rows_of(frame, where=lambda row: self._describe(numbers[row]))
-            return batch, place[present]
-
-        return result
-
-
-class _PartitionReader(_Reader):
-    """Takes rows from partitions that are computed whole."""
-
-    def start(
-        self, rows: Rows, shape: tuple[int, int] | None
-    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
-        """Start to compute the partitions of rows."""
-        if shape is not None:
-            raise ArgumentError(
-                "buckets= decides the size of a decode, and this query does not end with one: take "
-                "the frame as it was read, or rows of references, with dii.decode_images"
-            )
-        parts, order = self._parts(rows.numbers)
-        if not parts:
-            parts = [(self._read(0), rows.numbers)]
-        return functools.partial(self._taken, parts, order)
-
-    def _read(self, number: int) -> Any:
-        describe = functools.partial(_row_of, self._source, number)
-        return _Partition(
-            self._source.read(number), functools.partial(self._rows_of, where=describe)
-        )
-
-    def _taken(
-        self, parts: list[tuple[_Partition, np.ndarray]], order: np.ndarray
-    ) -> tuple[BatchRows, np.ndarray]:
-        taken, has_image = [], []
-        for partition, numbers in parts:
-            place = partition.places[numbers]
-            has_image.append(place >= 0)
-            taken.append(partition.rows.take(place[place >= 0]))
-        joined = BatchRows.of(taken, self._backend)
-        if not len(order):
-            return joined, order
-        # The position of each row among all; of the joined ones among themselves.
-        present = np.concatenate(has_image)
-        joined_place = np.cumsum(present) - 1
-        here = np.flatnonzero(present[order])
-        return joined.take(joined_place[order[here]]), here
-
-
-class _Partition:
-    """A computed partition; its rows are taken when they are first asked for."""
-
-    def __init__(self, future: Future[Any], rows_of: RowsOf) -> None:
-        self._future: Future[Any] | None = future
-        self._rows_of = rows_of
-
-    @functools.cached_property
-    def _rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
-        assert self._future is not None
-        frame, self._future = self._future.result(), None
-        rows, present = self._rows_of(frame)
-        places = np.full(len(frame), -1)
-        places[present] = np.arange(len(present))
-        return rows, places
-
-    @property
-    def rows(self) -> BatchRows:
-        """The rows that have an image."""
-        return self._rows_and_places[0]
-
-    @property
-    def places(self) -> np.ndarray:
-        """Number of each row of the partition among `rows`; -1 for one without an image."""
-        return self._rows_and_places[1]
 
 
 class ReadAhead(Generic[Item]):

@@ -63,8 +63,8 @@ class Pass(Protocol):
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the rows at these positions, and the place from which each is read."""
 
-    def open_at(self, position: int) -> np.ndarray | None:
-        """Numbers of the rows at which each place is at a position; None for all rows."""
+    def open_at(self, position: int) -> np.ndarray:
+        """Numbers of the rows at which each place is at a position."""
 
 
 class InOrder:
@@ -231,14 +231,14 @@ class Stream:
         )
         return rows, np.concatenate([np.empty(0, np.int64), *(places for _, places in parts)])
 
-    def open_at(self, position: int) -> np.ndarray | None:
+    def open_at(self, position: int) -> np.ndarray:
         """Numbers of rows whose partitions are in use at a position."""
         if not self.length:
             return np.empty(0, np.int64)
         number, at = divmod(position, self.length)
         order, selected = self._pass(number)
         rows = order.open_at(at)
-        return rows if rows is None or selected is None else selected[rows]
+        return rows if selected is None else selected[rows]
 
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed."""

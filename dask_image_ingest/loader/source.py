@@ -294,19 +294,20 @@ class LazySource(Source):
 
     def read(self, number: int) -> Future[Any]:
         """Start reading a partition."""
-        assert self._threads is not None
         self._reader = threading.get_ident()
         key = self._keys[number]
         graph = cull(self._graph, [key])
         if self._client is None:
-            return self._threads.submit(dask.get, graph, key)
+            return self._reading.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
-        return self._fetch_later(future, functools.partial(self.describe, number))
-
-    def _fetch_later(self, future: RemoteFuture, describe: Callable[[], str]) -> Future[Any]:
-        assert self._threads is not None
         self._futures.add(future)
-        return self._threads.submit(self._fetch, future, describe)
+        return self._reading.submit(self._fetch, future, functools.partial(self.describe, number))
+
+    @property
+    def _reading(self) -> Executor:
+        """The thread that reads partitions, or fetches them from the cluster."""
+        assert self._threads is not None
+        return self._threads
 
     def describe(self, number: int) -> str:
         """Name of a partition in errors."""
@@ -406,18 +407,11 @@ class ReferenceSource(LazySource):
         if self._gathering is not None and self._process in (None, os.getpid()):
             self._gathering.shutdown(wait=False)
 
-    def read(self, number: int) -> Future[Any]:
-        """Start reading the references of a partition."""
+    @property
+    def _reading(self) -> Executor:
+        """The thread that reads references, while another one decodes."""
         assert self._gathering is not None
-        self._reader = threading.get_ident()
-        key = self._keys[number]
-        graph = cull(self._graph, [key])
-        if self._client is None:
-            return self._gathering.submit(dask.get, graph, key)
-        (future,) = self._client.get(graph, [key], sync=False)
-        self._futures.add(future)
-        describe = functools.partial(self.describe, number)
-        return self._gathering.submit(self._fetch, future, describe)
+        return self._gathering
 
     def row_bytes(self, number: int) -> float | None:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
@@ -448,11 +442,10 @@ class ReferenceSource(LazySource):
         seeds = draws if self._last.is_random and draws.any() else None
         decode = (self._last if shape is None else self._last.resized(shape)).function
         assert self._threads is not None
-        assert self._gathering is not None
-        rows = self._gathering.submit(_gather, parts, order)
+        rows = self._reading.submit(_gather, parts, order)
         if self._client is None:
             return self._threads.submit(lambda: decode(rows.result(), seeds))
-        sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
+        sent = self._reading.submit(lambda: self._submit(decode, rows.result(), seeds))
         return self._threads.submit(
             lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
         )

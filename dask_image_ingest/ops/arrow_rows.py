@@ -88,13 +88,13 @@ def _lists(
 def _items(name: str, row: Any, type_: pa.DataType, numbers: Numbers) -> Any:
     """The items of one list: an array (k,) of numbers, or a sequence of anything."""
     has_values = is_value(type_.value_type)
-    is_list = isinstance(row, (list, tuple))
-    if row is None or (is_list and not row):
+    is_sequence = isinstance(row, (list, tuple))
+    if row is None or (is_sequence and not row):
         return np.empty(0, type_.value_type.to_pandas_dtype()) if has_values else []
     is_array = hasattr(row, "__array__") and not isinstance(row, (str, bytes, np.generic))
-    if not (is_list or (is_array and row.ndim)):
+    if not (is_sequence or (is_array and row.ndim)):
         raise _misfit(name, [row], type_)
-    if not has_values or (is_list and any(item is None for item in row)):
+    if not has_values or (is_sequence and any(item is None for item in row)):
         return list(row)
     array = numbers(row, np.dtype(type_.value_type.to_pandas_dtype()))
     if array.ndim != 1:

@@ -23,10 +23,12 @@ def keys(batches):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prefetch", [None, 0, 2])
-def test_an_iterator_that_was_begun_is_refused_in_a_fork_and_goes_on_outside(ddf, prefetch):
-    whole = keys(ddf.images.iter_batches(5))
-    batches = ddf.images.iter_batches(5, prefetch=prefetch)
+@pytest.mark.parametrize(("prefetch", "shuffle"), [(None, None), (0, None), (2, None), (None, 1)])
+def test_an_iterator_that_was_begun_is_refused_in_a_fork_and_goes_on_outside(
+    ddf, prefetch, shuffle
+):
+    whole = keys(ddf.images.iter_batches(5, shuffle=shuffle))
+    batches = ddf.images.iter_batches(5, prefetch=prefetch, shuffle=shuffle)
     before = next(batches)["__key__"].tolist()
 
     def answer():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
+import weakref
 from pathlib import Path
 
 import dask
@@ -356,3 +358,13 @@ def test_the_collector_may_end_an_iteration_on_a_thread_that_reads(ddf):
     (source,) = batches._sources
     source._threads.submit(batches.close).result(20)
     assert next(batches, None) is None
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_an_iterator_is_freed_with_its_last_reference(ddf, shuffle):
+    batches = ddf.images.iter_batches(5, shuffle=shuffle)
+    assert keys(batches)
+    freed = weakref.ref(batches)
+    del batches
+    gc.collect()
+    assert freed() is None

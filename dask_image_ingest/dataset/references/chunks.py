@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from dask_image_ingest.dataset.references.fetch import (
     references_of,
 )
 from dask_image_ingest.dataset.references.moves import GroupsOfReferences
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter, slices_by_size
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import has_random_access, local_path
 
@@ -165,12 +165,11 @@ _SAMPLED = 64
 
 def _decode_rows(
     images: Sequence[ColumnDecode],
-    only: ErrorFilter,
     columns: Sequence[Any],
     rows: Any,
     draws: np.ndarray | None = None,
 ) -> Any:
-    return decode_partition(rows, images, only, draws=draws)[list(columns)]
+    return decode_partition(rows, images, draws=draws)[list(columns)]
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,7 @@ class LastDecode:
     ----------
     rows
         The query below the decode, with references in place of images.
-    images, only
+    images
         As for `Decode`.
     columns
         Columns of the decoded result, in order.
@@ -189,7 +188,6 @@ class LastDecode:
 
     rows: dx.Expr
     images: tuple[ColumnDecode, ...]
-    only: ErrorFilter
     columns: tuple[Any, ...]
 
     @property
@@ -199,7 +197,7 @@ class LastDecode:
         ``draws``, uint64 (rows,), says which random numbers each row gets; None those of a read.
         Rows with equal reference and draw have equal pixels, whatever else the frame holds.
         """
-        return functools.partial(_decode_rows, self.images, self.only, self.columns)
+        return functools.partial(_decode_rows, self.images, self.columns)
 
     def resized(self, shape: tuple[int, int]) -> LastDecode:
         """The same decode to images of one height and width, of which edges are cut off.
@@ -226,12 +224,6 @@ class LastDecode:
             nbytes += sum(map(each.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
 
-    def pieces(self, rows: Any, largest: int, most: int) -> Iterator[slice]:
-        """Slices of about ``largest`` encoded bytes and at most about ``most`` rows."""
-        nbytes = _total_sizes(rows, self.images)
-        # Each row counts as at least a ``most``-th of ``largest``.
-        return slices_by_size([np.maximum(nbytes, largest // most)], largest)
-
 
 def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
     decoding = image.decoding
@@ -248,10 +240,9 @@ def last_decode(expr: dx.Expr) -> LastDecode | None:
 
     The scan of a remote shard may download all of it, and a later decode would do so again.
     """
-    decode = expr = expr.simplify()
-    while isinstance(decode, dx.Projection) and decode.ndim == 2:
-        decode = decode.frame
-    if type(decode) is not Decode or decode.limit is not None or decode.only is not None:
+    expr = expr.simplify()
+    decode = _decode_at_end(expr)
+    if decode is None or decode.only is not None:
         return None  # how many rows there are is known when they are decoded
     nodes = _nodes(decode.frame)
     if not all(isinstance(node, dx.Blockwise) for node in nodes):
@@ -259,7 +250,14 @@ def last_decode(expr: dx.Expr) -> LastDecode | None:
     urls = [getattr(node, "first_url", None) for node in nodes if not node.dependencies()]
     if any(url is None or local_path(url) is None or not has_random_access(url) for url in urls):
         return None
-    return LastDecode(decode.frame, decode.images, decode.only, tuple(expr.columns))
+    return LastDecode(decode.frame, decode.images, tuple(expr.columns))
+
+
+def _decode_at_end(expr: dx.Expr) -> Decode | None:
+    """The decode of all rows that only projections follow in a simplified query, if any."""
+    while isinstance(expr, dx.Projection) and expr.ndim == 2:
+        expr = expr.frame
+    return expr if type(expr) is Decode and expr.limit is None else None
 
 
 def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
@@ -268,10 +266,8 @@ def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
     For batches of ``columns``, which leave out rows without an image: the number of rows is then
     known before the decode.
     """
-    decode = expr.simplify()
-    while isinstance(decode, dx.Projection) and decode.ndim == 2:
-        decode = decode.frame
-    if type(decode) is not Decode or decode.only != "good" or decode.limit is not None:
+    decode = _decode_at_end(expr.simplify())
+    if decode is None or decode.only != "good":
         return expr
     if not {each.image for each in decode.images} <= {*columns}:
         return expr

@@ -1,0 +1,199 @@
+"""Reads rows of a frame by their numbers: from references, or from partitions computed whole."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import Backend
+from dask_image_ingest.loader.batch_format import BatchRows
+from dask_image_ingest.loader.order import Rows
+from dask_image_ingest.loader.source import ReferenceSource, Source
+
+# Partitions of references that are held for rows whose batches come at any time.
+_MOST_HELD = 256
+
+# Takes rows with images from a partition: `rows_of` with some of its arguments.
+RowsOf = Callable[..., tuple[BatchRows, np.ndarray]]
+
+
+def open_reader(source: Source, counts: np.ndarray, rows_of: RowsOf, backend: Backend) -> Reader:
+    """The reader for a source that is open.
+
+    Parameters
+    ----------
+    source
+        Source of the rows.
+    counts
+        Rows of each partition: int64 (partitions,).
+    rows_of
+        Takes the rows that have images from a frame.
+    backend
+        Backend of the frame.
+    """
+    kind = _ReferenceReader if isinstance(source, ReferenceSource) else _PartitionReader
+    return kind(source, counts, rows_of, backend)
+
+
+def rows_between(rows: BatchRows, present: np.ndarray, start: int, stop: int) -> BatchRows:
+    """Those of ``rows`` whose places, ``present`` in order, are from ``start`` to ``stop``."""
+    first, last = np.searchsorted(present, [start, stop]).tolist()
+    return rows.take(range(first, last))
+
+
+def row_of(source: Source, partition: int, row: int) -> str:
+    """Name of a row in errors."""
+    return f"row {row} of {source.describe(partition)}"
+
+
+class Reader:
+    """Reads rows of a frame by their numbers, and holds the partitions that are in use."""
+
+    def __init__(self, source: Any, counts: np.ndarray, rows_of: RowsOf, backend: Backend) -> None:
+        self._source = source
+        self._rows_of = rows_of
+        self._backend = backend
+        self._ends = np.cumsum(counts)
+        self._starts = self._ends - counts
+        self._partitions: dict[int, Any] = {}
+
+    def row_bytes(self) -> float:
+        """Decoded bytes of a row, on average."""
+        return self._source.row_bytes(int(np.argmax(self._ends > self._starts))) or 1.0
+
+    def keep(self, rows: np.ndarray | None) -> None:
+        """Drop all partitions but those of some rows; None for all but the latest."""
+        if rows is None:
+            while len(self._partitions) > _MOST_HELD:
+                self._partitions.pop(next(iter(self._partitions)))
+            return
+        numbers = set(np.searchsorted(self._ends, rows, "right").tolist())
+        self._partitions = {
+            number: held for number, held in self._partitions.items() if number in numbers
+        }
+
+    def start(
+        self, rows: Rows, shape: tuple[int, int] | None
+    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to read rows: their result, with the places of those that have an image.
+
+        ``shape`` is the height and width to which they are decoded; None for that of the read.
+        """
+        raise NotImplementedError
+
+    def _parts(self, numbers: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
+        """Each partition with its rows to take, and the order of all these rows.
+
+        Without rows, as a rank may be in the last step, no row of the first partition.
+        """
+        if not len(numbers):
+            return [(self._read(0), numbers)], numbers
+        partition = np.searchsorted(self._ends, numbers, "right")
+        by_partition = np.argsort(partition, kind="stable")
+        order = np.empty(len(numbers), np.int64)
+        order[by_partition] = np.arange(len(numbers))
+        parts = []
+        distinct, begins = np.unique(partition[by_partition], return_index=True)
+        for number, rows in zip(distinct.tolist(), np.split(by_partition, begins[1:]), strict=True):
+            if number not in self._partitions:
+                self._partitions[number] = self._read(number)
+            parts.append((self._partitions[number], numbers[rows] - self._starts[number]))
+        return parts, order
+
+    def _read(self, number: int) -> Any:
+        return self._source.read(number)
+
+    def _describe(self, number: int) -> str:
+        partition = int(np.searchsorted(self._ends, number, "right"))
+        return row_of(self._source, partition, number - int(self._starts[partition]))
+
+
+class _ReferenceReader(Reader):
+    """Decodes rows of references."""
+
+    def start(
+        self, rows: Rows, shape: tuple[int, int] | None
+    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to decode rows."""
+        parts, order = self._parts(rows.numbers)
+        future = self._source.decode(parts, order, rows.draws, shape)
+
+        def result() -> tuple[BatchRows, np.ndarray]:
+            frame = future.result()
+            place = frame.index.to_numpy()
+            numbers = rows.numbers[place] if len(rows.numbers) else place
+            batch, present = self._rows_of(frame, where=lambda row: self._describe(numbers[row]))
+            return batch, place[present]
+
+        return result
+
+
+class _PartitionReader(Reader):
+    """Takes rows from partitions that are computed whole."""
+
+    def start(
+        self, rows: Rows, shape: tuple[int, int] | None
+    ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
+        """Start to compute the partitions of rows."""
+        if shape is not None:
+            raise ArgumentError(
+                "buckets= decides the size of a decode, and this query does not end with one: take "
+                "the frame as it was read, or rows of references, with dii.decode_images"
+            )
+        parts, order = self._parts(rows.numbers)
+        return functools.partial(self._taken, parts, order)
+
+    def _read(self, number: int) -> Any:
+        describe = functools.partial(row_of, self._source, number)
+        return _Partition(
+            self._source.read(number), functools.partial(self._rows_of, where=describe)
+        )
+
+    def _taken(
+        self, parts: list[tuple[_Partition, np.ndarray]], order: np.ndarray
+    ) -> tuple[BatchRows, np.ndarray]:
+        taken, has_image = [], []
+        for partition, numbers in parts:
+            place = partition.places[numbers]
+            has_image.append(place >= 0)
+            taken.append(partition.rows.take(place[place >= 0]))
+        joined = BatchRows.of(taken, self._backend)
+        if not len(order):
+            return joined, order
+        # The position of each row among all; of the joined ones among themselves.
+        present = np.concatenate(has_image)
+        joined_place = np.cumsum(present) - 1
+        here = np.flatnonzero(present[order])
+        return joined.take(joined_place[order[here]]), here
+
+
+class _Partition:
+    """A computed partition; its rows are taken when they are first asked for."""
+
+    def __init__(self, future: Future[Any], rows_of: RowsOf) -> None:
+        self._future: Future[Any] | None = future
+        self._rows_of = rows_of
+
+    @functools.cached_property
+    def _rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
+        assert self._future is not None
+        frame, self._future = self._future.result(), None
+        rows, present = self._rows_of(frame)
+        places = np.full(len(frame), -1)
+        places[present] = np.arange(len(present))
+        return rows, places
+
+    @property
+    def rows(self) -> BatchRows:
+        """The rows that have an image."""
+        return self._rows_and_places[0]
+
+    @property
+    def places(self) -> np.ndarray:
+        """Number of each row of the partition among `rows`; -1 for one without an image."""
+        return self._rows_and_places[1]
