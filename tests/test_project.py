@@ -140,7 +140,7 @@ def test_files_that_a_page_names_exist(page):
     assert [n for n in named if not (ROOT / n).exists() and not (PACKAGE / n).exists()] == []
 
 
-def test_functions_that_contributing_names_are_in_these_files():
+def test_functions_and_classes_that_contributing_names_are_in_these_files():
     rows = (ROOT / "CONTRIBUTING.md").read_text()
     named = re.findall(r"`([\w/]+\.py)`: ((?:`\w+`(?:, )?)+)", rows)
     assert len(named) > 15
@@ -148,7 +148,7 @@ def test_functions_that_contributing_names_are_in_these_files():
         defined = {
             node.name
             for node in ast.walk(ast.parse((PACKAGE / path).read_text()))
-            if isinstance(node, ast.FunctionDef)
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
         }
         assert set(re.findall(r"\w+", functions)) <= defined, path
 
