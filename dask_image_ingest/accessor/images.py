@@ -208,6 +208,7 @@ class Images(ABC, Generic[Frame, Series]):
         batch_size: int = 256,
         keep_image: bool = False,
         skip_missing: bool = True,
+        errors: Literal["raise", "null"] = "raise",
     ) -> Frame:
         """Call a function or a model with batches of images; add its results as columns.
 
@@ -246,6 +247,12 @@ class Images(ABC, Generic[Frame, Series]):
         skip_missing
             Whether to skip rows without an image in one of the ``inputs``: their outputs are null.
             Otherwise ``fn`` gets None in place of the image, in a list.
+        errors
+            What to do with a row for which ``fn`` fails, as for images in a read: ``"raise"``
+            raises; ``"null"`` keeps the row, with null outputs and the reason in the column
+            ``error``, which is added if the frame has none. A batch that fails is halved, and the
+            halves are called, until the row is found; others keep their results. Errors of memory,
+            of the GPU and of imports are raised, and so are results that do not match ``outputs``.
 
         Returns
         -------
@@ -263,7 +270,8 @@ class Images(ABC, Generic[Frame, Series]):
             be exact, floats are rounded. When computed, if integers or booleans of an input are
             null.
         FunctionError
-            When computed, if ``fn`` fails.
+            When computed, if ``fn`` fails, unless ``errors="null"``; if a class can't be
+            instantiated.
 
         Examples
         --------
@@ -313,7 +321,7 @@ class Images(ABC, Generic[Frame, Series]):
         if not arguments:
             raise ArgumentError("inputs=[]: name at least one column that the function gets")
         return self._map_batches(
-            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept)
+            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept, errors)
         )
 
     @abstractmethod

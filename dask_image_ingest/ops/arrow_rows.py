@@ -65,7 +65,9 @@ def _number_array(rows: Any, type_: pa.DataType, numbers: Numbers) -> pa.Array:
     missing = [row is None for row in rows]
     if not rows or all(missing):
         return pa.nulls(len(rows), type_)
-    values = numbers([0 if row is None else row for row in rows], dtype)
+    # In place of null one of the values: beside another number NumPy might round them all.
+    instead = rows[missing.index(False)]
+    values = numbers([instead if row is None else row for row in rows], dtype)
     return pa.array(values, type_, mask=np.array(missing))
 
 

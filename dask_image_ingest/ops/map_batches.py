@@ -6,29 +6,39 @@ Instances of a user's class, such as models, are kept between partitions.
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal, TypeAlias
 
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.arguments import check_flag, whole_number
+from dask_image_ingest.arguments import check_choice, check_flag, whole_number
 from dask_image_ingest.dataset import AppendsColumns, PreservesRows
-from dask_image_ingest.errors import ArgumentError, FunctionError, MissingDependencyError
+from dask_image_ingest.errors import (
+    ArgumentError,
+    DaskImageIngestError,
+    FunctionError,
+    MissingDependencyError,
+)
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
-from dask_image_ingest.ops.inputs import input_columns, rows_with_images
+from dask_image_ingest.ops.inputs import InputColumn, input_columns, rows_with_images
 from dask_image_ingest.ops.outputs import (
     checked_images,
     checked_values,
     output_column,
     output_type,
     with_image_column,
+    with_reasons,
 )
+from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
+
+logger = logging.getLogger("dask_image_ingest")
 
 
 def built(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -72,7 +82,8 @@ class BatchFunction:
         Raises
         ------
         FunctionError
-            If this process has another version of the function's module.
+            If this process has another version of the function's module, or the class can't be
+            instantiated.
         """
         refuse_other_code("map_batches()", self.code)
         factory = self.function
@@ -80,7 +91,14 @@ class BatchFunction:
             factory = factory.func
         if not isinstance(factory, type):
             return self.function
-        return models.get(self.token, self.function)
+        try:
+            return models.get(self.token, self.function)
+        except DaskImageIngestError:
+            raise
+        except Exception as error:
+            raise FunctionError(
+                f"map_batches: {self.name} can't be instantiated: {type(error).__name__}: {error}"
+            ) from error
 
     def failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
         """The error to raise if a call fails, naming the rows."""
@@ -89,6 +107,10 @@ class BatchFunction:
             f"map_batches: {self.name} fails for {one_of}{_rows_text(frame, rows)}: "
             f"{type(error).__name__}: {error}"
         )
+
+    def reason(self, error: Exception) -> str:
+        """Reason in the column `error` of a row for which a call fails."""
+        return without_secrets(f"function-failed: {self.name}: {type(error).__name__}: {error}")
 
     def wrong_result(self, error: ArgumentError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match ``outputs=``, naming the rows."""
@@ -189,8 +211,8 @@ class MapBatches(AppendsColumns, PreservesRows):
 
     @property
     def added(self) -> frozenset[Any]:
-        """The outputs of the function."""
-        return frozenset(self.batch_map.outputs)
+        """The outputs of the function, and `error` if it has the reasons of failures."""
+        return frozenset({*self.batch_map.outputs, *self.batch_map.reasons})
 
     def _simplify_down(self) -> dx.Expr | None:
         needed = self.batch_map.needed(self.frame.columns)
@@ -208,6 +230,10 @@ class MapBatches(AppendsColumns, PreservesRows):
         return type(parent)(narrower, *parent.operands[1:])
 
 
+#: What becomes of a row for which the function fails.
+FunctionErrors: TypeAlias = Literal["raise", "null"]
+
+
 @dataclass(frozen=True)
 class BatchMap:
     """``map_batches`` of one partition."""
@@ -218,14 +244,20 @@ class BatchMap:
     inputs: tuple[str, ...]  # columns that are the function's arguments
     skip_missing: bool  # rows without an image: their outputs are null
     kept: tuple[str, ...]  # columns of the result beside the outputs
+    errors: FunctionErrors = "raise"
 
     def __repr__(self) -> str:
         return f"{self.function.name} -> {', '.join(self.outputs)}"  # Dask prints it with a frame
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]
-        options = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept)
+        options = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept, self.errors)
         return (self.function.token, *options)
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """The column with the reasons of failures, if they are not raised."""
+        return ("error",) if self.errors == "null" else ()
 
     def needed(self, columns: Sequence[str]) -> list[str]:
         """Those of ``columns`` that are inputs or kept."""
@@ -233,40 +265,88 @@ class BatchMap:
 
     def __call__(self, frame: Any) -> Any:
         """Map a pandas or cuDF frame: its kept columns and the outputs."""
-        backend = backend_of(frame)
         rows = list(range(len(frame)))
         if self.skip_missing:
             rows = rows_with_images(frame, self.inputs)
         columns = input_columns(frame, self.inputs, rows)
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
-        function: Callable[..., Any] | None = None
-        for start in range(0, len(rows), self.batch_size):
-            positions = slice(start, start + self.batch_size)
-            batch = rows[positions]
-            arguments = [column.batch(positions, backend) for column in columns]
-            try:
-                function = self.function.get() if function is None else function
-                result = function(*arguments)
-            except (FunctionError, MissingDependencyError):  # not caused by these images
-                raise
-            except Exception as error:
-                raise self.function.failure(error, frame, batch) from error
-            try:
-                for name, values in self._check(result, len(batch), backend):
-                    results[name].append(values)
-            except ArgumentError as error:
-                wrong = self._wrong_row(result, len(batch), backend)
-                row, found = wrong or (slice(None), error)
-                raise self.function.wrong_result(found, frame, batch[row]) from error
-            except Exception as error:
-                raise self.function.failure(error, frame, batch) from error
-        return self._assemble(frame, results, rows)
+        done: list[int] = []
+        failures: dict[int, str] = {}
+        if rows:
+            call = functools.partial(self._call, self.function.get(), columns, rows, frame)
+            for start in range(0, len(rows), self.batch_size):
+                batch = range(start, min(start + self.batch_size, len(rows)))
+                for positions, outcome in _in_halves(call, batch):
+                    if isinstance(outcome, Exception):
+                        failures[rows[positions[0]]] = self.function.reason(outcome)
+                        continue
+                    done += [rows[position] for position in positions]
+                    for name, values in outcome:
+                        results[name].append(values)
+        self._log(failures, frame, len(rows))
+        return self._assemble(frame, results, done, failures)
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        columns: Sequence[InputColumn],
+        rows: Sequence[int],
+        frame: Any,
+        positions: range,
+    ) -> list[tuple[str, Any]]:
+        """The outputs of one batch, by name.
+
+        Raises
+        ------
+        _RowFailedError
+            If the function fails for it, and some of its rows may be the cause.
+        """
+        backend = backend_of(frame)
+        batch = [rows[position] for position in positions]
+        of_batch = slice(positions.start, positions.stop)
+        arguments = [column.batch(of_batch, backend) for column in columns]
+        try:
+            result = function(*arguments)
+        except (FunctionError, MissingDependencyError):  # not caused by these images
+            raise
+        except Exception as error:
+            raise self._failure(error, frame, batch) from error
+        try:
+            return list(self._check(result, len(batch), backend))
+        except ArgumentError as error:
+            wrong = self._wrong_row(result, len(batch), backend)
+            row, found = wrong or (slice(None), error)
+            raise self.function.wrong_result(found, frame, batch[row]) from error
+        except Exception as error:
+            raise self._failure(error, frame, batch) from error
+
+    def _failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> Exception:
+        """The exception for a failed call: raised for the user, or looked into by halves."""
+        if self.errors == "null" and may_be_of_a_row(error):
+            return _RowFailedError()
+        return self.function.failure(error, frame, rows)
+
+    def _log(self, failures: Mapping[int, str], frame: Any, count: int) -> None:
+        """Log how many rows failed."""
+        if failures:
+            row, reason = next(iter(failures.items()))
+            first = _rows_text(frame, [row])
+            logger.warning(
+                "map_batches: %d of %d rows failed, first %s: %s",
+                len(failures), count, first, reason,
+            )  # fmt: skip
 
     def meta(self, frame: Any) -> Any:
         """The empty output frame, built without calling the function."""
-        return self._assemble(frame, {name: [] for name in self.outputs}, [])
+        return self._assemble(frame, {name: [] for name in self.outputs}, [], {})
 
-    def _assemble(self, frame: Any, results: Mapping[str, list[Any]], rows: list[int]) -> Any:
+    def _assemble(
+        self,
+        frame: Any,
+        results: Mapping[str, list[Any]],
+        rows: list[int],
+        failures: Mapping[int, str],
+    ) -> Any:
         """The kept columns, with the outputs of all batches in the columns' ``rows``."""
         backend = backend_of(frame)
         mapped = frame[list(self.kept)]
@@ -281,7 +361,9 @@ class BatchMap:
         for name, parts in images.items():
             arrays = [array for part in parts for array in part]
             mapped = with_image_column(mapped, name, arrays, rows, backend)
-        return mapped[[*self.kept, *self.outputs]]
+        for name in self.reasons:
+            mapped = with_reasons(mapped, name, failures, backend)
+        return mapped[list(dict.fromkeys([*self.kept, *self.outputs, *self.reasons]))]
 
     def _check(self, result: Any, count: int, backend: Backend) -> Iterator[tuple[str, Any]]:
         """The outputs of one call by name, checked."""
@@ -325,6 +407,45 @@ class BatchMap:
         return wrong[0] if wrong and None in errors else None
 
 
+class _RowFailedError(Exception):
+    """A call failed, with the function's error as the cause."""
+
+
+# By name, so that neither library is imported: torch's error is a RuntimeError.
+_GPU_ERRORS = {"OutOfMemoryError", "CUDARuntimeError", "AcceleratorError"}
+
+
+def may_be_of_a_row(error: Exception) -> bool:
+    """False for errors that other rows would have too: of memory, of the GPU, of an import."""
+    if isinstance(error, (MemoryError, ImportError, FunctionError)) or "CUDA error" in str(error):
+        return False
+    return _GPU_ERRORS.isdisjoint(each.__name__ for each in type(error).__mro__)
+
+
+def _in_halves(
+    call: Callable[[range], list[tuple[str, Any]]], rows: range, fails: bool = False
+) -> Iterator[tuple[range, list[tuple[str, Any]] | Exception]]:
+    """Call with all rows; where that fails, with halves, down to the rows that fail alone.
+
+    Yields rows, in order, with their result; or one row with its error. With ``fails`` the rows
+    are known to fail together, so that they are not tried again.
+    """
+    if not fails or len(rows) == 1:
+        try:
+            yield rows, call(rows)
+            return
+        except _RowFailedError as failed:
+            if len(rows) == 1:
+                yield rows, failed.__cause__  # type: ignore[misc]
+                return
+    middle = len(rows) // 2
+    first_failed = False
+    for part, outcome in _in_halves(call, rows[:middle]):
+        first_failed |= isinstance(outcome, Exception)
+        yield part, outcome
+    yield from _in_halves(call, rows[middle:], fails=not first_failed)
+
+
 def make_batch_map(
     function: Callable[..., Any],
     outputs: Mapping[str, Any],
@@ -332,6 +453,7 @@ def make_batch_map(
     inputs: Sequence[str],
     skip_missing: bool,
     columns: Sequence[str],
+    errors: FunctionErrors = "raise",
 ) -> BatchMap:
     """Check the arguments of ``map_batches``, and build a `BatchMap` that keeps ``columns``.
 
@@ -351,9 +473,15 @@ def make_batch_map(
     batch_size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
     types = {name: output_type(name, type_) for name, type_ in outputs.items()}
     check_flag("skip_missing", skip_missing)
+    check_choice("errors", errors, ("raise", "null"))
+    if errors == "null" and "error" in types:
+        raise ArgumentError(
+            "errors='null' writes its reasons to the column 'error', which outputs= names too: "
+            "choose another name for the output"
+        )
     batch_function = BatchFunction(function)
     kept = tuple(name for name in columns if name not in types)
-    return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept)
+    return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept, errors)
 
 
 def _makes_callables(class_: type) -> bool:

@@ -6,7 +6,7 @@ Results are arrays of NumPy or CuPy, tensors, or lists. Numbers are cast if that
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -371,6 +371,8 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
     ------
     ArgumentError
     """
+    if isinstance(values, np.ndarray) and values.dtype == object and values.ndim == 1:
+        values = list(values)
     if isinstance(values, (list, tuple)):
         given, advice = f"a list of {len(values)}", ""
         images = [None if value is None else as_array(value, backend) for value in values]
@@ -414,3 +416,28 @@ def with_image_column(
     library = backend.numpy if len(frame) else np
     pixels = pixels_of([by_row.get(row) for row in range(len(frame))], errors, library)
     return backend.with_images(frame, pixels, name, None)
+
+
+def with_reasons(frame: Any, name: str, reasons: Mapping[int, str], backend: Backend) -> Any:
+    """Write the reasons of failed rows to a column of strings, where it has none yet.
+
+    The column is added if the frame has none of this name.
+
+    Raises
+    ------
+    ArgumentError
+        If the column has another type.
+    """
+    values: list[str | None] = [None] * len(frame)
+    if name in frame.columns:
+        column = backend.to_arrow(frame[[name]]).column(0)
+        type_ = column.type.value_type if pa.types.is_dictionary(column.type) else column.type
+        if not (is_text(type_) or pa.types.is_null(type_)):
+            raise ArgumentError(
+                f"errors='null' writes its reasons to the column {name!r}, which is of "
+                f"{type_}, not of strings: rename it first"
+            )
+        values = column.to_pylist()
+    for row, reason in reasons.items():
+        values[row] = values[row] or reason
+    return backend.with_columns(frame, {name: (values, pa.string())}, range(len(frame)))
