@@ -5,8 +5,10 @@
 Three jobs: ``resize``; ``crop``, a random resized crop and a flip; ``floats``, the same as
 normalised float32 with channels first. Each way runs alone, in a process of its own with two
 decoding threads or workers: an epoch to warm up, then ``--epochs``, of which the median counts.
-Printed are images a second, and milliseconds of the cores an image, workers included. The shards
-need members ``jpg`` and ``cls``. A way whose package is not installed is left out, and named.
+Printed are images a second, milliseconds of the cores an image, workers included, at what part of
+an epoch its first batch came, and the peak of memory in MiB (PSS of all processes in one epoch
+more, since reading it costs time). The shards need members ``jpg`` and ``cls``. A way whose
+package is not installed is left out, and named.
 
 Every way gives whole batches from its workers: a uint8 array (64, 224, 224, 3), or for ``floats``
 float32 (64, 3, 224, 224), and 64 labels. What is random is drawn anew for each image.
@@ -15,6 +17,8 @@ float32 (64, 3, 224, 224), and 64 labels. What is random is drawn anew for each 
 from __future__ import annotations
 
 import argparse
+import atexit
+import contextlib
 import io
 import json
 import math
@@ -23,6 +27,7 @@ import statistics
 import subprocess
 import sys
 import tarfile
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -51,7 +56,7 @@ def main() -> None:
         print(json.dumps(measure(*options.one, options.shards, options.epochs)))
         return
     for job in options.jobs:
-        print(f"\n{job}: images/s, ms of the cores an image")
+        print(f"\n{job}: images/s, ms of the cores an image, first batch at, peak MiB")
         for way in options.ways:
             command = [sys.executable, __file__, "--shards", options.shards]
             command += ["--epochs", str(options.epochs), "--one", way, job]
@@ -60,31 +65,35 @@ def main() -> None:
                 reason = done.stderr.strip().splitlines() or ["no error"]
                 print(f"  {way:<58} left out: {reason[-1][:90]}", flush=True)
                 continue
-            speed, cores = json.loads(done.stdout.splitlines()[-1])
-            print(f"  {way:<58} {speed:>7,.0f} {cores:>6.2f}", flush=True)
+            speed, cores, first, peak = json.loads(done.stdout.splitlines()[-1])
+            line = f"{speed:>7,.0f} {cores:>6.2f} {first:>5.0%} {peak:>6,.0f}"
+            print(f"  {way:<58} {line}", flush=True)
 
 
-def measure(way: str, job: str, shards: str, epochs: int) -> tuple[float, float]:
+def measure(way: str, job: str, shards: str, epochs: int) -> tuple[float, float, float, float]:
     paths = sorted(str(path) for path in Path(shards).glob("*.tar"))
     epoch = WAYS[way](paths, job)
-    run(epoch(), job)
-    speeds, costs = [], []
+    run(epoch, job)
+    passes = []
     for _ in range(epochs):
         start, used = perf_counter(), processor()
-        images = run(epoch(), job)
-        speeds.append(images / (perf_counter() - start))
-        costs.append((processor() - used) / images * 1e3)
-    return statistics.median(speeds), statistics.median(costs)
+        images, first = run(epoch, job)
+        took = perf_counter() - start
+        passes.append((images / took, (processor() - used) / images * 1e3, first / took))
+    speed, cost, first = map(statistics.median, zip(*passes, strict=True))
+    return speed, cost, first, peak_memory(lambda: run(epoch, job))
 
 
-def run(batches: Iterable[tuple[Any, Any]], job: str) -> int:
-    images = 0
-    for pixels, labels in batches:
+def run(epoch: Epochs, job: str) -> tuple[int, float]:
+    """Number of images, and seconds until the first batch."""
+    images, start, first = 0, perf_counter(), 0.0
+    for pixels, labels in epoch():
+        first = first or perf_counter() - start
         shape = (3, SIZE, SIZE) if job == "floats" else (SIZE, SIZE, 3)
         assert tuple(pixels.shape[1:]) == shape, pixels.shape
         assert len(pixels) == len(labels)
         images += len(pixels)
-    return images
+    return images, first
 
 
 def processor() -> float:
@@ -96,6 +105,29 @@ def processor() -> float:
         times = child.cpu_times()
         spent += times.user + times.system + times.children_user + times.children_system
     return spent
+
+
+def peak_memory(job: Callable[[], object]) -> float:
+    """Most MiB of all processes together, shared memory counted once."""
+    peaks, done = [0.0], threading.Event()
+
+    def watch() -> None:
+        own = psutil.Process()
+        while not done.wait(0.1):
+            total = 0
+            for process in [own, *own.children(recursive=True)]:
+                with contextlib.suppress(psutil.Error):  # it has ended
+                    total += process.memory_full_info().pss
+            peaks.append(total / 2**20)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        job()
+    finally:
+        done.set()
+        thread.join()
+    return max(peaks)
 
 
 # Ours
@@ -137,17 +169,20 @@ def ours_on_a_cluster(paths: list[str], job: str) -> Epochs:
     return ours_by_iter_batches(paths, job)
 
 
-def ours_by_dataloader(paths: list[str], job: str) -> Epochs:
-    loader = frame_of(paths, job).images.dataloader(
-        BATCH, num_workers=WORKERS, persistent_workers=True, **arguments(job)
-    )
-    numbers = iter(range(1_000))
+def ours_by_dataloader(workers: int) -> Callable[[list[str], str], Epochs]:
+    def way(paths: list[str], job: str) -> Epochs:
+        loader = frame_of(paths, job).images.dataloader(
+            BATCH, num_workers=workers, persistent_workers=workers > 0, **arguments(job)
+        )
+        numbers = iter(range(1_000))
 
-    def epoch() -> Iterator[tuple[Any, Any]]:
-        loader.dataset.set_epoch(next(numbers))
-        return ((batch["image"], batch["cls"]) for batch in loader)
+        def epoch() -> Iterator[tuple[Any, Any]]:
+            loader.dataset.set_epoch(next(numbers))
+            return ((batch["image"], batch["cls"]) for batch in loader)
 
-    return epoch
+        return epoch
+
+    return way
 
 
 # Peers
@@ -358,6 +393,40 @@ def spdl(paths: list[str], job: str) -> Epochs:
     return epoch
 
 
+def datago(paths: list[str], job: str) -> Epochs:
+    """Its reader of shards, which takes them from a server only, and knows no random crop."""
+    from datago import DatagoClient, initialize_logging
+
+    if job != "resize":
+        raise NotImplementedError("datago has no random resized crop")
+    initialize_logging(log_level="error")
+    folder, port = Path(paths[0]).parent, 8765
+    command = [sys.executable, "-m", "http.server", str(port), "--bind", "127.0.0.1"]
+    server = subprocess.Popen([*command, "-d", str(folder)], stderr=subprocess.DEVNULL)
+    atexit.register(server.kill)
+    names = ",".join(Path(path).stem for path in paths)
+    square = {"crop_and_resize": True, "default_image_size": SIZE, "downsampling_ratio": 32}
+    square |= {"min_aspect_ratio": 1.0, "max_aspect_ratio": 1.0}
+    source = {"url": f"http://127.0.0.1:{port}/{{{names}}}.tar", "random_sampling": True}
+    source |= {"concurrent_downloads": WORKERS, "rank": 0, "world_size": 1}
+    options = {"source_type": "webdataset", "source_config": source, "image_config": square}
+    options |= {"prefetch_buffer_size": 128, "samples_buffer_size": 64, "limit": 10**9}
+
+    def epoch() -> Iterator[tuple[Any, Any]]:
+        client, rows = DatagoClient(json.dumps(options)), []
+        while (sample := client.get_sample()) is not None:
+            pixels, label = sample.image.to_numpy_array(), int(json.loads(sample.attributes)["cls"])
+            rows.append((np.broadcast_to(pixels, (SIZE, SIZE, 3)), label))  # grey has one channel
+            if len(rows) == BATCH:
+                yield collate(rows, job)
+                rows = []
+        if rows:
+            yield collate(rows, job)
+        client.stop()
+
+    return epoch
+
+
 def hugging_face(paths: list[str], job: str) -> Epochs:
     """Streaming, decoded in the workers of a DataLoader."""
     import datasets
@@ -412,12 +481,14 @@ def ray_data(paths: list[str], job: str) -> Epochs:
 WAYS: dict[str, Callable[[list[str], str], Epochs]] = {
     "ours, iter_batches, no cluster": ours,
     "ours, iter_batches on start_cluster()": ours_on_a_cluster,
-    "ours, dataloader, 2 workers": ours_by_dataloader,
+    "ours, dataloader, threads": ours_by_dataloader(0),
+    "ours, dataloader, 2 workers": ours_by_dataloader(WORKERS),
     "two threads: tarfile, simplejpeg, cv2": threads,
     "SPDL, 2 threads: tarfile, simplejpeg, cv2": spdl,
     "webdataset, simplejpeg + cv2, .batched(64) in 2 workers": webdataset_with(Turbo),
     "webdataset, Pillow, .batched(64) in 2 workers": webdataset_with(WithPillow),
     "DALI, readers.webdataset": dali,
+    "datago, shards from a server on this machine": datago,
     "Hugging Face datasets, simplejpeg + cv2 in 2 workers": hugging_face,
     "Ray Data, simplejpeg + cv2": ray_data,
 }

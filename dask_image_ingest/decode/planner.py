@@ -140,8 +140,9 @@ def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterat
         yield images, images.shape()
 
 
-# Limit of a batch's decoded bytes; DALI holds two batches.
-_BATCH_BYTES = 2**26
+# Limit of a batch's decoded bytes; DALI holds two batches. A process with one decoding thread has
+# neighbours with as much, and is as fast with less.
+_BATCH_BYTES, _BATCH_BYTES_OF_ONE_THREAD = 2**26, 2**24
 
 # Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
@@ -195,7 +196,8 @@ class Schedule:
         self.decoding = decoding
         self._size = BATCH_SIZE  # most images in the next batch
         self._thorough = False  # check JPEGs more thoroughly
-        self._max_bytes, self._stretched_bytes = _BATCH_BYTES, _STRETCH * _BATCH_BYTES
+        self._max_bytes = _BATCH_BYTES if decode_threads() > 1 else _BATCH_BYTES_OF_ONE_THREAD
+        self._stretched_bytes = _STRETCH * _BATCH_BYTES
         if decoding.device == "gpu":
             # Its memory is a hard limit, and the number of threads does not matter there.
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())

@@ -49,7 +49,8 @@ from dask_image_ingest.loader.order import (
 from dask_image_ingest.loader.reader import Reader, open_reader, row_of, rows_between
 from dask_image_ingest.loader.source import ReferenceSource, Source
 
-# Rows that are decoded together, and the bytes of their pixels, if a step has not more.
+# Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
+# of a DataLoader, of which each has its own, take half as many.
 _PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
 
 # Pixels of the partitions that a shuffle holds, if it can't decode the rows of a step alone.
@@ -564,7 +565,8 @@ class Batches:
             known or reader.row_bytes()
             for reader, known in zip(readers, self._row_bytes, strict=True)
         )
-        return max(1, int(min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) // self._size))
+        rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
+        return max(1, int(rows // self._size))
 
 
 class _Step(NamedTuple):
