@@ -184,8 +184,9 @@ class _Walk:
         if kind in _CONTENTS:
             return kind, _CONTENTS[kind](value)
         if dataclasses.is_dataclass(kind) and kind.__module__.startswith(_PACKAGE):
-            # Other fields follow from those of __init__.
-            return kind, *(getattr(value, f.name) for f in dataclasses.fields(kind) if f.init)
+            # Other fields follow from those of __init__, or change no result.
+            fields = (f for f in dataclasses.fields(kind) if f.init and f.compare)
+            return kind, *(getattr(value, f.name) for f in fields)
         if hasattr(kind, "__dask_tokenize__") and _is_users(kind):
             return kind, value.__dask_tokenize__()
         return kind, *self._pickled(value)

@@ -23,6 +23,7 @@ import distributed
 import numpy as np
 import pandas as pd
 import pytest
+from model_server import model_server
 from pages import blocks, check_examples, run_page
 
 import dask_image_ingest as dii
@@ -58,6 +59,7 @@ MARKED: dict[str, list[str]] = {
         "needs a GPU and torch",
         "needs a cluster with GPUs",
     ],
+    "docs/guide/model_server.md": ["needs a GPU and vLLM"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
     "docs/guide/remote.md": ["needs a bucket of S3", "needs a server"],
     "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
@@ -129,8 +131,13 @@ def names(demo_data) -> dict[str, Any]:
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
 @pytest.mark.parametrize("page", PAGES, ids=_name)
-def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace):
-    with dask.config.set(scheduler=None):
+def test_the_blocks_of_a_page_run_and_print_what_it_shows(page, workspace, monkeypatch):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(dask.config.set(scheduler=None))
+        if page.stem == "model_server":
+            server = stack.enter_context(model_server())
+            monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+            monkeypatch.setenv("OPENAI_API_KEY", "none")
         try:
             run_page(page, {"dask-image-ingest": main, "make": _make, "pip": _pip})
         finally:

@@ -52,6 +52,7 @@ SUBJECTS = {
     IMAGES.arrays: [],
     IMAGES.channel_stats: [],
     IMAGES.map_batches: ["fn", "outputs"],
+    IMAGES.map_rows: ["fn", "outputs"],
     IMAGES.iter_batches: ["batch_size"],
     IMAGES.dataloader: ["batch_size"],
     IMAGES.show: ["n"],

@@ -36,7 +36,9 @@ from dask_image_ingest.loader import (
 from dask_image_ingest.ops import (
     encoded_images,
     make_batch_map,
+    make_row_map,
     small_images,
+    waits,
 )
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
@@ -312,6 +314,111 @@ class Images(ABC, Generic[Frame, Series]):
         >>> embedded.dtypes["embedding"]
         float32[3]
         """
+        if waits(fn):
+            raise ArgumentError(
+                "map_batches calls a function with one batch after the other, which need not be "
+                "async: map_rows waits for many calls at a time, each with one row"
+            )
+        arguments, kept = self._inputs_and_kept(inputs, keep_image)
+        return self._map_batches(
+            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept, errors)
+        )
+
+    def map_rows(
+        self,
+        fn: Callable[..., Any],
+        outputs: Mapping[str, Any],
+        *,
+        inputs: Sequence[str] | None = None,
+        concurrency: int = 16,
+        retries: int = 4,
+        keep_image: bool = False,
+        skip_missing: bool = True,
+        errors: Literal["raise", "null"] = "raise",
+    ) -> Frame:
+        """Call a function that waits, such as for a model server, with one row at a time.
+
+        Several calls wait together. Image columns are dropped, unless ``keep_image=True``.
+
+        Parameters
+        ----------
+        fn
+            Called with the values of one row, by default its image: an array (height, width,
+            channels) of NumPy, on cuDF too. It returns the value of the output, or a dict with a
+            value for each; None is null. An ``async def`` function runs on one event loop of its
+            process, any other in threads. A class, or a ``functools.partial`` of one, is
+            instantiated once in each worker process, on that loop, and the instance is called:
+            create clients in its constructor.
+        outputs
+            The new columns and their types, as for :meth:`map_batches`.
+        inputs
+            The columns to pass to ``fn``, each as one argument, in this order; by default the image
+            column alone. Numbers and strings are passed as Python's own, lists of numbers as
+            arrays, structs as dicts, null as None; null floats as NaN.
+        concurrency
+            How many calls of ``fn`` wait at a time in each worker process, at most.
+        retries
+            How often a call is tried again, after 0.5 seconds, 1, 2 ... up to 30, less up to half
+            at random, or as long as the server asks by ``Retry-After``, ten minutes at most.
+            Answers with the status 429, 5xx, 408 or 425, time-outs and errors of the connection are
+            tried again. Clients may retry by themselves, too: turn that off in one of the two.
+        keep_image
+            Whether to keep the image columns.
+        skip_missing
+            Whether to skip rows without an image in one of the ``inputs``: their outputs are null.
+            Otherwise ``fn`` gets None in place of the image.
+        errors
+            What to do with a row for which ``fn`` fails, after the retries: ``"raise"`` or
+            ``"null"``, as for :meth:`map_batches`.
+
+        Returns
+        -------
+        dataframe
+            As for :meth:`map_batches`: the same rows, in their order.
+
+        Raises
+        ------
+        ArgumentError
+            As for :meth:`map_batches`.
+        FunctionError
+            When computed, if ``fn`` fails, unless ``errors="null"``; if a class can't be
+            instantiated.
+
+        Notes
+        -----
+        In a :func:`checkpoint` to a local folder, each result is written when it is there. A killed
+        run repeats only the calls that were waiting.
+
+        Examples
+        --------
+        >>> import asyncio
+        >>> async def describe(image, text):
+        ...     await asyncio.sleep(0.01)  # in place of a server
+        ...     return f"{text}, {image.shape[1]} pixels wide"
+        >>> described = ddf.images.map_rows(
+        ...     describe, {"caption": "string"}, inputs=["image", "txt"], concurrency=64
+        ... )
+        >>> described["caption"].head(1).iloc[0]
+        'Eileen Collins in an orange space suit, before a flag, 224 pixels wide'
+        """
+        arguments, kept = self._inputs_and_kept(inputs, keep_image)
+        return self._map_batches(
+            make_row_map(
+                fn,
+                outputs,
+                concurrency,
+                retries,
+                inputs=arguments,
+                skip_missing=skip_missing,
+                columns=kept,
+                errors=errors,
+            )
+        )
+
+    def _inputs_and_kept(
+        self, inputs: Sequence[str] | None, keep_image: bool
+    ) -> tuple[list[str], list[str]]:
+        """The columns that a function gets, and those that stay."""
         check_flag("keep_image", keep_image)
         existing, images = self._columns(), image_columns(self._meta())
         kept = [name for name in existing if keep_image or name not in images]
@@ -320,9 +427,7 @@ class Images(ABC, Generic[Frame, Series]):
         check_unique([*kept, *arguments], existing)
         if not arguments:
             raise ArgumentError("inputs=[]: name at least one column that the function gets")
-        return self._map_batches(
-            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept, errors)
-        )
+        return arguments, kept
 
     @abstractmethod
     def _map_batches(self, batch_map: Any) -> Any: ...

@@ -33,6 +33,7 @@ from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import Partition, Scan, files_read, searches_of_frame, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of, with_urls
+from dask_image_ingest.ops import journaled
 from dask_image_ingest.storage import (
     JOURNAL,
     LOCK,
@@ -269,6 +270,11 @@ class _Task:
 
 def _store(task: _Task, context: _Context) -> PartitionFile | str:
     """Compute a partition and store it atomically; or return why its shard cannot be read."""
+    with journaled(context.output, task.name):
+        return _compute_and_store(task, context)
+
+
+def _compute_and_store(task: _Task, context: _Context) -> PartitionFile | str:
     try:
         before = [_check_unchanged(shard, None, context) for shard in task.shards]
         frame = dask.get(task.graph, task.key)

@@ -134,7 +134,8 @@ def operation_name(expr: Any) -> str:
             below = below.frame
         return operation_name(below) if isinstance(below, Scan) else "decode_images"
     if isinstance(expr, MapBatches):
-        return f"map_batches({expr.batch_map.function.name})"
+        function = expr.batch_map.function
+        return f"{function.called_by}({function.name})"
     if isinstance(expr, MapColumns):
         return str(expr.function.__name__).strip("_")
     if isinstance(expr, dx.MapPartitions):

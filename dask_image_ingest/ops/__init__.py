@@ -6,6 +6,7 @@ Lazy frames run the same functions on each partition.
 
 from dask_image_ingest.ops.encoded_images import encode, encoded_images, small_images
 from dask_image_ingest.ops.map_batches import MapBatches, built, make_batch_map
+from dask_image_ingest.ops.map_rows import journaled, make_row_map, waits
 from dask_image_ingest.ops.stack import (
     add_levels,
     count_levels,
@@ -25,11 +26,14 @@ __all__ = [
     "encode",
     "encoded_images",
     "first_row",
+    "journaled",
     "make_batch_map",
+    "make_row_map",
     "parse_dtype",
     "parse_shape",
     "small_images",
     "stack",
     "statistics",
     "vectors",
+    "waits",
 ]

@@ -39,6 +39,19 @@ class InputColumn:
             return values if values[0] is None else backend.numpy.stack(values)
         return [_copied(value) for value in values]
 
+    def on_host(self, backend: Backend) -> InputColumn:
+        """The column in host memory."""
+        if backend.device == "cpu":
+            return self
+        values = self.values
+        on_host = _on_host(values, backend) if isinstance(values, list) else backend.host(values)
+        return InputColumn(on_host, self.has_images)
+
+    def row(self, number: int) -> Any:
+        """The value of one row, as a copy: an array of NumPy, or Python's own types."""
+        value = self.values[number]
+        return value.item() if isinstance(value, np.generic) else _copied(value)
+
 
 def _copied(value: Any) -> Any:
     if isinstance(value, dict):
@@ -46,6 +59,15 @@ def _copied(value: Any) -> Any:
     if isinstance(value, list):
         return [_copied(item) for item in value]
     return value.copy() if hasattr(value, "copy") else value
+
+
+def _on_host(value: Any, backend: Backend) -> Any:
+    """Values with their arrays in host memory, in any nesting."""
+    if isinstance(value, dict):
+        return {name: _on_host(item, backend) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_on_host(item, backend) for item in value]
+    return backend.host(value) if hasattr(value, "__cuda_array_interface__") else value
 
 
 def _shape_and_dtype(image: Any) -> Any:

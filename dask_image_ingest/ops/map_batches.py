@@ -51,6 +51,7 @@ class BatchFunction:
     """A user's function, or a class whose instance, built once in each process, is called."""
 
     function: Callable[..., Any]
+    called_by: str = "map_batches"  # the method, for errors
     token: str = field(init=False)
     code: Mapping[str, str] = field(init=False, repr=False)
 
@@ -85,7 +86,7 @@ class BatchFunction:
             If this process has another version of the function's module, or the class can't be
             instantiated.
         """
-        refuse_other_code("map_batches()", self.code)
+        refuse_other_code(f"{self.called_by}()", self.code)
         factory = self.function
         while isinstance(factory, functools.partial):
             factory = factory.func
@@ -97,25 +98,29 @@ class BatchFunction:
             raise
         except Exception as error:
             raise FunctionError(
-                f"map_batches: {self.name} can't be instantiated: {type(error).__name__}: {error}"
+                f"{self.called_by}: {self.name} can't be instantiated: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
-    def failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> FunctionError:
+    def failure(
+        self, error: BaseException, frame: Any, rows: Sequence[int], tries: str = ""
+    ) -> FunctionError:
         """The error to raise if a call fails, naming the rows."""
         one_of = "one of " if len(rows) > 1 else ""
         return FunctionError(
-            f"map_batches: {self.name} fails for {one_of}{_rows_text(frame, rows)}: "
-            f"{type(error).__name__}: {error}"
+            f"{self.called_by}: {self.name} fails for {one_of}{_rows_text(frame, rows)}: "
+            f"{type(error).__name__}: {error}{tries}"
         )
 
-    def reason(self, error: Exception) -> str:
+    def reason(self, error: BaseException) -> str:
         """Reason in the column `error` of a row for which a call fails."""
         return without_secrets(f"function-failed: {self.name}: {type(error).__name__}: {error}")
 
     def wrong_result(self, error: ArgumentError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match ``outputs=``, naming the rows."""
+        text = str(error).replace("map_batches: ", f"{self.called_by}: ", 1)
         return ArgumentError(
-            f"{error} (the function is {self.name}, called with {_rows_text(frame, rows)})"
+            f"{text} (the function is {self.name}, called with {_rows_text(frame, rows)})"
         )
 
 
@@ -268,23 +273,34 @@ class BatchMap:
         rows = list(range(len(frame)))
         if self.skip_missing:
             rows = rows_with_images(frame, self.inputs)
+        if not rows:
+            return self.meta(frame)
         columns = input_columns(frame, self.inputs, rows)
+        results, done, failures = self._results(frame, rows, columns)
+        self._log(failures, frame, len(rows))
+        return self._assemble(frame, results, done, failures)
+
+    def _results(
+        self, frame: Any, rows: Sequence[int], columns: Sequence[InputColumn]
+    ) -> tuple[dict[str, list[Any]], list[int], dict[int, str]]:
+        """Call the function with some rows: outputs, the rows that they belong to, and failures.
+
+        Outputs are lists of batches by name; failures are reasons by row.
+        """
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         done: list[int] = []
         failures: dict[int, str] = {}
-        if rows:
-            call = functools.partial(self._call, self.function.get(), columns, rows, frame)
-            for start in range(0, len(rows), self.batch_size):
-                batch = range(start, min(start + self.batch_size, len(rows)))
-                for positions, outcome in _in_halves(call, batch):
-                    if isinstance(outcome, Exception):
-                        failures[rows[positions[0]]] = self.function.reason(outcome)
-                        continue
-                    done += [rows[position] for position in positions]
-                    for name, values in outcome:
-                        results[name].append(values)
-        self._log(failures, frame, len(rows))
-        return self._assemble(frame, results, done, failures)
+        call = functools.partial(self._call, self.function.get(), columns, rows, frame)
+        for start in range(0, len(rows), self.batch_size):
+            batch = range(start, min(start + self.batch_size, len(rows)))
+            for positions, outcome in _in_halves(call, batch):
+                if isinstance(outcome, Exception):
+                    failures[rows[positions[0]]] = self.function.reason(outcome)
+                    continue
+                done += [rows[position] for position in positions]
+                for name, values in outcome:
+                    results[name].append(values)
+        return results, done, failures
 
     def _call(
         self,
@@ -332,8 +348,8 @@ class BatchMap:
             row, reason = next(iter(failures.items()))
             first = _rows_text(frame, [row])
             logger.warning(
-                "map_batches: %d of %d rows failed, first %s: %s",
-                len(failures), count, first, reason,
+                "%s: %d of %d rows failed, first %s: %s",
+                self.function.called_by, len(failures), count, first, reason,
             )  # fmt: skip
 
     def meta(self, frame: Any) -> Any:
@@ -454,6 +470,7 @@ def make_batch_map(
     skip_missing: bool,
     columns: Sequence[str],
     errors: FunctionErrors = "raise",
+    called_by: str = "map_batches",
 ) -> BatchMap:
     """Check the arguments of ``map_batches``, and build a `BatchMap` that keeps ``columns``.
 
@@ -463,7 +480,7 @@ def make_batch_map(
     """
     if not _makes_callables(function) if isinstance(function, type) else not callable(function):
         raise ArgumentError(
-            f"map_batches needs a function, or a class with a method __call__, not {function!r}"
+            f"{called_by} needs a function, or a class with a method __call__, not {function!r}"
         )
     if not isinstance(outputs, Mapping) or not outputs:
         raise ArgumentError(
@@ -479,7 +496,7 @@ def make_batch_map(
             "errors='null' writes its reasons to the column 'error', which outputs= names too: "
             "choose another name for the output"
         )
-    batch_function = BatchFunction(function)
+    batch_function = BatchFunction(function, called_by)
     kept = tuple(name for name in columns if name not in types)
     return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept, errors)
 

@@ -111,6 +111,23 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     return backend.numpy.asarray(array.astype(dtype, copy=False))
 
 
+def value_array(name: str, value: Any, type_: pa.DataType) -> pa.Array:
+    """Check the value of an output for one row: an Arrow array of length 1.
+
+    Raises
+    ------
+    ArgumentError
+        If the type cannot hold it.
+    """
+    host = get_backend("pandas")
+    values = checked_values(name, [value], type_, 1, host)
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, list) or is_value(type_):
+        return pa.array(values, type_, from_pandas=True)  # NaN is null
+    return arrow_rows(name, list(values), type_, functools.partial(_cast, name))
+
+
 def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
     """Concatenate the values of all batches of a partition; returned with their type."""
     if _is_text_or_bytes(type_):
@@ -410,7 +427,11 @@ def with_image_column(
     frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
 ) -> Any:
     """Add a column of images for ``rows``, null in all other rows."""
-    by_row = {row: image for row, image in zip(rows, images, strict=True) if image is not None}
+    by_row = {
+        row: backend.numpy.asarray(image)  # on its device
+        for row, image in zip(rows, images, strict=True)
+        if image is not None
+    }
     errors = [None if row in by_row else "missing" for row in range(len(frame))]
     # An empty frame may be the meta, which a client without a GPU builds: don't use CuPy.
     library = backend.numpy if len(frame) else np

@@ -70,6 +70,17 @@ class LocalStore:
             file.write(content)
             self.commit(file, name, check)
 
+    @property
+    def can_append(self) -> bool:
+        return True
+
+    def append(self, name: str, content: bytes) -> None:
+        path = self._path(name)
+        with translate_write_errors(path, self.advice):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            with open(path, "ab", opener=_open_no_link) as file:
+                file.write(content)
+
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
         """A temporary file in the staging folder, so that a commit is a rename."""
@@ -176,6 +187,10 @@ class LocalStore:
     def remove_staging(self) -> None:
         with translate_write_errors(self.url, self.advice), suppress(FileNotFoundError):
             shutil.rmtree(self._path(STAGING))
+
+
+def _open_no_link(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NOFOLLOW, 0o666)
 
 
 def _refuse_unlisted(error: OSError) -> None:

@@ -63,6 +63,13 @@ class RemoteStore:
             file.write(content)
             self.commit(file, name, check)
 
+    @property
+    def can_append(self) -> bool:
+        return False
+
+    def append(self, name: str, content: bytes) -> None:
+        raise NotImplementedError(f"{self.locate(name)}: object stores have no appends")
+
     @contextmanager
     def scratch(self) -> Iterator[BufferedRandom]:
         """An unnamed local file, which vanishes with the process."""

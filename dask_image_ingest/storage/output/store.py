@@ -61,6 +61,13 @@ class OutputStore(Protocol):
     def put(self, name: str, content: bytes, check: Check | None = None) -> None:
         """Write a small file atomically; replaces an existing one."""
 
+    @property
+    def can_append(self) -> bool:
+        """True if files can be appended to."""
+
+    def append(self, name: str, content: bytes) -> None:
+        """Append to a file, which is created if there is none; survives a kill of the process."""
+
     def scratch(self) -> AbstractContextManager[BufferedRandom]:
         """A temporary file, deleted on exit unless committed."""
 

@@ -1,0 +1,473 @@
+"""``map_rows``: a function that waits, such as for a server, called for several rows at once.
+
+Calls of all partitions of a process run on one event loop in a thread of its own, at most
+``concurrency`` at a time: coroutines on the loop, other functions in threads. In a checkpoint each
+result is appended to a journal, so that a killed run does not repeat it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import functools
+import inspect
+import io
+import os
+import random
+import socket
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any
+from weakref import WeakValueDictionary
+
+import numpy as np
+import pyarrow as pa
+
+from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import IMAGE, backend_of, get_backend
+from dask_image_ingest.ops.inputs import InputColumn
+from dask_image_ingest.ops.map_batches import BatchMap, make_batch_map, may_be_of_a_row
+from dask_image_ingest.ops.outputs import checked_images, value_array
+from dask_image_ingest.storage import STAGING, OutputStore
+from dask_image_ingest.user_functions import stable_token
+
+# --- the loop of this process -------------------------------------------------------------------
+
+# More threads than any one function may use at a time; they are started when they are needed.
+_MOST_THREADS = 1024
+
+
+class _Calls:
+    """Event loop in a thread of its own, threads for functions that block, and limits."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.threads = ThreadPoolExecutor(_MOST_THREADS, "image-ingest-call")
+        # Token of a function and its limit → the semaphore that all partitions share.
+        self.slots: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
+        threading.Thread(
+            target=self.loop.run_forever, name="image-ingest-calls", daemon=True
+        ).start()
+
+    def run(self, coroutine: Any) -> Any:
+        """The result of a coroutine on the loop; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        try:
+            return future.result()
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_lock = threading.Lock()
+# A fork has no threads, so it makes calls of its own; those of its parents are kept, unused.
+_calls: list[_Calls | None] = [None]
+
+
+def _calls_of_process() -> _Calls:
+    with _lock:
+        calls = _calls[-1]
+        if calls is None:
+            calls = _calls[-1] = _Calls()
+        return calls
+
+
+def _forked() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _calls.append(None)
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+# --- rows ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Failed:
+    """A row without a result: the last error, and how often the function was called."""
+
+    error: BaseException
+    calls: int
+
+
+class _EndedError(Exception):
+    """A row failed, and no other need be called."""
+
+
+@dataclass(frozen=True)
+class RowMap(BatchMap):
+    """``map_rows`` of one partition; ``concurrency`` and ``retries`` change no result."""
+
+    concurrency: int = field(default=16, compare=False)
+    retries: int = field(default=4, compare=False)
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return (*super().__dask_tokenize__(), "rows", self.concurrency, self.retries)
+
+    def _results(
+        self, frame: Any, rows: Sequence[int], columns: Sequence[InputColumn]
+    ) -> tuple[dict[str, list[Any]], list[int], dict[int, str]]:
+        columns = [column.on_host(backend_of(frame)) for column in columns]
+        journal = _journal.get()
+        outcomes: list[pa.RecordBatch | _Failed | None] = [None] * len(rows)
+        keys = []
+        if journal is not None:
+            what = (self.function.name, self.inputs, str(self._schema))
+            for number in range(len(rows)):
+                arguments = [column.row(number) for column in columns]
+                keys.append(stable_token((what, arguments), functions=False))
+            outcomes = [journal.read(key, self._schema) for key in keys]
+        calls = _calls_of_process()
+        calls.run(self._complete(outcomes, columns, keys, journal, calls))
+        done, failures, batches = [], dict[int, str](), []
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if isinstance(outcome, _Failed):
+                failures[row] = self._reason(outcome, frame, row)
+            elif outcome is not None:
+                done.append(row)
+                batches.append(outcome)
+        return self._columns(batches), done, failures
+
+    async def _complete(
+        self,
+        outcomes: list[pa.RecordBatch | _Failed | None],
+        columns: Sequence[InputColumn],
+        keys: Sequence[str],
+        journal: RowJournal | None,
+        calls: _Calls,
+    ) -> None:
+        """Call the function for all rows without an outcome, unless one fails for good."""
+        function = self.function.get()
+        limit = (self.function.token, self.concurrency)
+        slots = calls.slots.setdefault(limit, asyncio.Semaphore(self.concurrency))
+
+        async def complete(row: int) -> None:
+            arguments = functools.partial(_arguments, columns, row)
+            outcome = outcomes[row] = await self._outcome(function, arguments, calls)
+            if isinstance(outcome, _Failed):
+                if not self._costs_a_row(outcome):
+                    raise _EndedError
+            elif journal is not None:
+                journal.append(keys[row], outcome)
+
+        with contextlib.suppress(_EndedError):
+            try:
+                async with asyncio.TaskGroup() as group:
+                    for row, outcome in enumerate(outcomes):
+                        if outcome is None:
+                            await slots.acquire()
+                            # Also if it is cancelled before it begins.
+                            group.create_task(complete(row)).add_done_callback(
+                                lambda _: slots.release()
+                            )
+            except BaseExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+
+    async def _outcome(
+        self, function: Callable[..., Any], arguments: Callable[[], list[Any]], calls: _Calls
+    ) -> pa.RecordBatch | _Failed:
+        """The outputs for one row, after retries."""
+        count = 0
+        while True:
+            count += 1
+            try:
+                result = await _called(function, arguments(), calls)
+                return self._batch(result)
+            except BaseException as error:  # an interrupt would end the loop
+                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                    raise
+                pause = pause_before_retry(error, count) if count <= self.retries else None
+                if pause is None:
+                    return _Failed(error, count)
+            await asyncio.sleep(pause)
+
+    def _costs_a_row(self, failed: _Failed) -> bool:
+        error = failed.error
+        is_of_a_row = isinstance(error, Exception) and may_be_of_a_row(error)
+        return self.errors == "null" and is_of_a_row and not isinstance(error, _WrongResultError)
+
+    def _reason(self, failed: _Failed, frame: Any, row: int) -> str:
+        """The reason in `error`; raises if the failure costs more than the row."""
+        error = failed.error
+        if isinstance(error, _WrongResultError) and isinstance(error.__cause__, ArgumentError):
+            raise self.function.wrong_result(error.__cause__, frame, [row]) from error.__cause__
+        if not isinstance(error, (Exception, asyncio.CancelledError)):
+            raise error
+        tries = f" ({failed.calls} tries)" if failed.calls > 1 else ""
+        if not self._costs_a_row(failed):
+            raise self.function.failure(error, frame, [row], tries) from error
+        return self.function.reason(error) + tries
+
+    @functools.cached_property
+    def _schema(self) -> pa.Schema:
+        """Types of the outputs of a row; images are files of ``numpy.save``."""
+        types = {n: pa.binary() if t == IMAGE else t for n, t in self.outputs.items()}
+        return pa.schema(list(types.items()))
+
+    def _batch(self, result: Any) -> pa.RecordBatch:
+        """The outputs that a function gave for one row, checked.
+
+        Raises
+        ------
+        _WrongResultError
+            If they do not match ``outputs=``.
+        """
+        host = get_backend("pandas")
+        try:
+            values = self._values_of(result)
+            arrays = [
+                pa.array(
+                    [_npy(image) for image in checked_images(name, [values[name]], 1, host)]
+                ).cast(pa.binary())
+                if type_ == IMAGE
+                else value_array(name, values[name], type_)
+                for name, type_ in self.outputs.items()
+            ]
+        except ArgumentError as error:
+            raise _WrongResultError from error
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _values_of(self, result: Any) -> Mapping[str, Any]:
+        """The values of a row by the names of the outputs."""
+        names = list(self.outputs)
+        if isinstance(result, Mapping) and result.keys() == self.outputs.keys():
+            return result
+        if len(names) == 1:
+            return {names[0]: result}
+        if result is None:
+            return dict.fromkeys(names)
+        raise ArgumentError(
+            f"map_rows: the function gave {type(result).__name__} for the outputs "
+            f"{', '.join(map(repr, names))}: give a dict of these, or None"
+        )
+
+    def _columns(self, batches: Sequence[pa.RecordBatch]) -> dict[str, list[Any]]:
+        """The outputs of all rows, as those of one batch."""
+        results: dict[str, list[Any]] = {name: [] for name in self.outputs}
+        if batches:
+            for number, (name, type_) in enumerate(self.outputs.items()):
+                column = pa.concat_arrays([batch.column(number) for batch in batches])
+                if type_ == IMAGE:
+                    results[name] = [[_image(file) for file in column.to_pylist()]]
+                else:
+                    is_plain = pa.types.is_string(type_) or pa.types.is_binary(type_)
+                    results[name] = [column.to_pylist() if is_plain else column]
+        return results
+
+
+class _WrongResultError(Exception):
+    """A result does not match ``outputs=``, for the reason in its cause."""
+
+
+def _arguments(columns: Sequence[InputColumn], row: int) -> list[Any]:
+    return [column.row(row) for column in columns]
+
+
+def _is_cancelled() -> bool:
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
+
+
+async def _called(function: Callable[..., Any], arguments: list[Any], calls: _Calls) -> Any:
+    if waits(function):
+        return await function(*arguments)
+    call = functools.partial(function, *arguments)
+    result = await calls.loop.run_in_executor(calls.threads, call)
+    return await result if inspect.isawaitable(result) else result
+
+
+def waits(function: Any) -> bool:
+    """True for an ``async def`` function, and for a class or object whose calls are such."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    if isinstance(function, type) or not inspect.isroutine(function):
+        kind = function if isinstance(function, type) else type(function)
+        function = getattr(kind, "__call__", None)  # noqa: B004 - the method itself
+    return inspect.iscoroutinefunction(function)
+
+
+def _npy(image: np.ndarray | None) -> bytes | None:
+    if image is None:
+        return None
+    file = io.BytesIO()
+    np.save(file, image)
+    return file.getvalue()
+
+
+def _image(file: bytes | None) -> np.ndarray | None:
+    image: np.ndarray | None = None
+    if file is not None:
+        image = np.load(io.BytesIO(file), allow_pickle=False)
+    return image
+
+
+def make_row_map(
+    function: Callable[..., Any],
+    outputs: Mapping[str, Any],
+    concurrency: int,
+    retries: int,
+    **options: Any,
+) -> RowMap:
+    """Check the arguments of ``map_rows``; ``options`` are those of `make_batch_map`.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    concurrency = whole_number(
+        "concurrency", concurrency, 1, "pass how many calls may wait at a time", most=_MOST_THREADS
+    )
+    retries = whole_number("retries", retries, 0, "pass how often a call is tried again")
+    batches = make_batch_map(function, outputs, 1, called_by="map_rows", **options)
+    return RowMap(**vars(batches), concurrency=concurrency, retries=retries)
+
+
+# --- retries ------------------------------------------------------------------------------------
+
+# Exponential backoff, in seconds, with jitter. A server that asks for more than the last is not
+# waited for.
+_FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_WAIT = 0.5, 30.0, 600.0
+
+# Request Timeout, Too Early, Too Many Requests.
+_RETRIED = (408, 425, 429)
+
+# Errors of HTTP clients that derive from no built-in error of a connection, by name.
+_OF_CONNECTIONS = {
+    "APIConnectionError",  # openai, anthropic
+    "ClientConnectionError",  # aiohttp
+    "ClientPayloadError",
+    "TransportError",  # httpx
+    "Timeout",  # requests
+    "IncompleteRead",  # http.client, urllib3
+}
+
+
+def pause_before_retry(error: BaseException, attempt: int) -> float | None:
+    """Seconds to wait before the next attempt; None if it would fail again.
+
+    Answers with the status 429, 5xx, 408 or 425, time-outs and errors of the connection may not. A
+    status is taken from the attributes that HTTP clients give their errors.
+    """
+    known = (each for each in map(_is_temporary, _chain(error)) if each is not None)
+    if not next(known, False):
+        return None
+    asked = max(map(_retry_after, _chain(error)))
+    if asked > _LONGEST_WAIT:
+        return None
+    pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))
+    return max(asked, pause * random.uniform(0.5, 1.0))
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+
+
+def _is_temporary(error: BaseException) -> bool | None:
+    """True if the next attempt may succeed; None if the error does not tell."""
+    if isinstance(error, (TimeoutError, ConnectionError, socket.gaierror)):
+        return True
+    if not _OF_CONNECTIONS.isdisjoint(each.__name__ for each in type(error).__mro__):
+        return True
+    for holder in (error, getattr(error, "response", None)):
+        for name in ("status_code", "status", "code"):
+            status = getattr(holder, name, None)
+            if isinstance(status, int) and 400 <= status < 600:
+                return status in _RETRIED or status >= 500
+    return None
+
+
+def _retry_after(error: BaseException) -> float:
+    """Seconds that the server asks to wait; 0 if it does not."""
+    for holder in (getattr(error, "response", None), error):
+        headers = getattr(holder, "headers", None)
+        if headers is None or not hasattr(headers, "get"):
+            continue
+        text = headers.get("Retry-After") or headers.get("retry-after") or ""
+        with contextlib.suppress(ValueError, TypeError):
+            return max(0.0, float(text))
+        with contextlib.suppress(ValueError, TypeError):
+            return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
+    return 0.0
+
+
+# --- the journal --------------------------------------------------------------------------------
+
+
+class RowJournal:
+    """Results of single rows of a partition, in a file to which each is appended when it is there.
+
+    A line is a row: its key, its outputs as an Arrow message, and a checksum. Lines that a kill has
+    cut are skipped. The key is a digest of the function's name and arguments; the file belongs to
+    one query and partition.
+    """
+
+    def __init__(self, output: OutputStore, name: str) -> None:
+        self._output = output
+        self._name = f"{STAGING}/{name}.rows"
+
+    @functools.cached_property
+    def _stored(self) -> dict[str, bytes]:
+        """Key → message."""
+        stored = {}
+        for line in (self._output.read(self._name) or b"").split(b"\n"):
+            key, _, rest = line.partition(b" ")
+            message, _, checksum = rest.partition(b" ")
+            with contextlib.suppress(ValueError):
+                if zlib.crc32(message) == int(checksum, 16):
+                    stored[key.decode()] = base64.b64decode(message, validate=True)
+        return stored
+
+    def read(self, key: str, schema: pa.Schema) -> pa.RecordBatch | None:
+        """The stored outputs of a row; None if there are none."""
+        message = self._stored.get(key)
+        if message is None:
+            return None
+        return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
+
+    def append(self, key: str, outputs: pa.RecordBatch) -> None:
+        """Store the outputs of a row: they survive a kill of the process."""
+        message = base64.b64encode(outputs.serialize())
+        # The newline comes first, since a kill may have cut the line before.
+        line = b"\n%s %s %08x" % (key.encode(), message, zlib.crc32(message))
+        self._output.append(self._name, line)
+
+    def remove(self) -> None:
+        """Remove the file: the partition is stored."""
+        if "_stored" in vars(self):
+            self._output.remove([self._name])
+
+
+_journal: ContextVar[RowJournal | None] = ContextVar("journal", default=None)
+
+
+@contextlib.contextmanager
+def journaled(output: OutputStore, name: str) -> Iterator[None]:
+    """Keep the results of ``map_rows`` in this thread, until the context ends without an error.
+
+    Object stores can't append to a file, so there is no journal.
+    """
+    if not output.can_append:
+        yield
+        return
+    journal = RowJournal(output, name)
+    token = _journal.set(journal)
+    try:
+        yield
+    finally:
+        _journal.reset(token)
+    journal.remove()

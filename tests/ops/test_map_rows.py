@@ -1,0 +1,387 @@
+"""``map_rows``: functions that wait, for many rows at a time, with retries and a journal."""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import functools
+import os
+import signal
+import threading
+import time
+from collections import Counter
+
+import aiohttp
+import dask
+import numpy as np
+import pandas as pd
+import pytest
+from model_server import model_server
+from photo_shards import write_tar
+from processes import start, until
+from small_frames import lazy_frame, small_frame
+
+import dask_image_ingest as dii
+from dask_image_ingest.ops.map_rows import pause_before_retry
+
+
+@pytest.fixture
+def frame():
+    return small_frame(range(40), (2, 3, 3)).rename(columns={"key": "__key__"})
+
+
+class Waits:
+    """A result of every kind, after a while that differs from row to row."""
+
+    def __init__(self):
+        self.now = self.most = 0
+
+    async def __call__(self, image, key):
+        self.now += 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.001 * (key * 7 % 10))
+        self.now -= 1
+        assert isinstance(image, np.ndarray)
+        assert type(key) is int
+        assert (image == key).all()
+        image[:] = 0  # it is a copy
+        if key % 5 == 0:
+            return None
+        return {
+            "s": f"row {key}",
+            "f": float("nan") if key % 4 == 0 else key / 2,
+            "i": np.int64(key),
+            "v": np.full(2, key),
+            "l": ["a"] * (key % 3),
+            "d": {"x": key},
+            "p": np.full((1, key, 3), key, "uint8"),
+        }
+
+
+OUTPUTS = {
+    "s": "string",
+    "f": "float32",
+    "i": "int64",
+    "v": "float32[2]",
+    "l": "list<string>",
+    "d": "struct<x: int64>",
+    "p": "image",
+}
+
+
+def check(made):
+    keys = made["__key__"].tolist()
+    assert keys == list(range(len(made)))
+    null = [key % 5 == 0 for key in keys]
+    assert made["s"].isna().tolist() == null
+    assert made["f"].isna().tolist() == [key % 5 == 0 or key % 4 == 0 for key in keys]
+    for key, row in zip(keys, made.itertuples(), strict=True):
+        if key % 5:
+            assert (row.s, row.i, row.d) == (f"row {key}", key, {"x": key})
+            assert row.v.tolist() == [key, key]
+            assert list(row.l) == ["a"] * (key % 3)
+    images = made.images["p"].arrays()
+    assert [image is None for image in images] == null
+    assert all(image.shape == (1, key, 3) for key, image in enumerate(images) if key % 5)
+
+
+def test_rows_have_their_results_in_order_and_so_many_wait_at_a_time(frame):
+    function = Waits()
+    made = frame.images.map_rows(function, OUTPUTS, inputs=["image", "__key__"], concurrency=7)
+    check(made)
+    assert function.most == 7
+    parts = [frame.iloc[start : start + 10] for start in range(0, 40, 10)]
+    lazy = lazy_frame(parts).images.map_rows(
+        Waits, OUTPUTS, inputs=["image", "__key__"], concurrency=7
+    )
+    with dask.config.set(scheduler="threads", num_workers=4):
+        made = lazy.compute()
+    check(made)
+    assert made.dtypes.to_dict() == lazy.dtypes.to_dict()
+
+
+def test_the_limit_is_that_of_the_process_not_of_a_partition():
+    function = Waits()
+    parts = [small_frame(range(20)).rename(columns={"key": "__key__"}) for _ in range(4)]
+    lazy = lazy_frame(parts).images.map_rows(
+        function, OUTPUTS, inputs=["image", "__key__"], concurrency=5
+    )
+    with dask.config.set(scheduler="threads", num_workers=4):
+        lazy.compute()
+    assert function.most == 5
+
+
+def test_a_function_that_blocks_is_called_in_threads(frame):
+    barrier = threading.Barrier(20, timeout=60)
+
+    def blocks(image):
+        barrier.wait()
+        return int(image.flat[0])
+
+    made = frame.images.map_rows(blocks, {"o": "int64"}, concurrency=20)
+    assert made["o"].tolist() == list(range(40))
+
+
+@pytest.mark.parametrize("kind", ["function", "partial", "object", "class"])
+def test_async_functions_of_every_kind_are_awaited(frame, kind):
+    async def function(add, image):
+        return int(image.flat[0]) + add
+
+    class Adds:
+        def __init__(self, add=1):
+            self.add = add
+            asyncio.get_running_loop() if kind == "class" else None  # clients need one
+
+        async def __call__(self, image):
+            return int(image.flat[0]) + self.add
+
+    async def plain(image):
+        return await function(1, image)
+
+    fn = {
+        "function": plain,
+        "partial": functools.partial(function, 1),
+        "object": Adds() if kind == "object" else None,
+        "class": Adds,
+    }[kind]
+    assert frame.images.map_rows(fn, {"o": "int64"})["o"].tolist() == list(range(1, 41))
+    with pytest.raises(dii.ArgumentError, match="map_rows waits"):
+        frame.images.map_batches(fn, {"o": "int64"})
+
+
+class Temporary(Exception):
+    def __init__(self, status, headers=None):
+        super().__init__(f"status {status}")
+        self.status_code = status
+        self.headers = headers or {}
+
+
+@pytest.fixture
+def no_pauses(monkeypatch):
+    monkeypatch.setattr("dask_image_ingest.ops.map_rows._FIRST_PAUSE", 0.001)
+
+
+def test_temporary_failures_are_tried_again_and_others_not(frame, no_pauses):
+    calls = Counter()
+
+    async def busy(key):
+        calls[key] += 1
+        if key % 4 == 1 and calls[key] <= 3:
+            errors = [Temporary(429), Temporary(503), TimeoutError(), ConnectionResetError()]
+            raise errors[key // 10]
+        if key == 8:
+            raise Temporary(404)
+        if key == 12:
+            raise Temporary(500)
+        return key
+
+    made = frame.images.map_rows(
+        busy, {"o": "int64"}, inputs=["__key__"], retries=3, errors="null", concurrency=4
+    )
+    want = [None if key in (8, 12) else key for key in range(40)]
+    assert [None if pd.isna(value) else value for value in made["o"]] == want
+    name = "test_temporary_failures_are_tried_again_and_others_not.<locals>.busy"
+    assert made["error"].dropna().to_dict() == {
+        8: f"function-failed: {name}: Temporary: status 404",
+        12: f"function-failed: {name}: Temporary: status 500 (4 tries)",
+    }
+    assert calls == {k: 4 if k == 12 or k % 4 == 1 else 1 for k in range(40)}
+    with pytest.raises(dii.FunctionError, match=r"map_rows: .*busy fails for sample (8|12): Temp"):
+        frame.images.map_rows(busy, {"o": "int64"}, inputs=["__key__"], retries=1)
+
+
+def test_a_server_that_asks_to_wait_is_waited_for():
+    later = email.utils.formatdate(time.time() + 100)
+    assert pause_before_retry(Temporary(429, {"Retry-After": "7"}), 1) == 7
+    assert pause_before_retry(Temporary(503, {"retry-after": "2.5"}), 1) == 2.5
+    assert 95 < pause_before_retry(Temporary(429, {"Retry-After": later}), 1) < 101
+    assert pause_before_retry(Temporary(429, {"Retry-After": "86400"}), 1) is None
+    assert pause_before_retry(Temporary(400, {"Retry-After": "1"}), 1) is None
+    assert pause_before_retry(ValueError("no"), 1) is None
+    assert 0.25 <= pause_before_retry(TimeoutError(), 1) <= 0.5
+    assert 15 <= pause_before_retry(TimeoutError(), 100) <= 30
+    wrapped = ValueError("of a client")
+    wrapped.__cause__ = ConnectionRefusedError()
+    assert pause_before_retry(wrapped, 1)
+
+
+@pytest.mark.parametrize(
+    ("error", "caught"),
+    [(KeyboardInterrupt, KeyboardInterrupt), (MemoryError, dii.FunctionError),
+     (ImportError, dii.FunctionError)],
+)  # fmt: skip
+@pytest.mark.parametrize("blocks", [True, False])
+def test_an_error_that_is_no_row_s_is_raised_and_the_next_call_works(frame, error, caught, blocks):
+    def fails(key):
+        if key == 3:
+            raise error
+        return key
+
+    async def waits(key):
+        return fails(key)
+
+    with pytest.raises(caught):
+        frame.images.map_rows(
+            fails if blocks else waits, {"o": "int64"}, inputs=["__key__"], errors="null"
+        )
+    check(frame.images.map_rows(Waits(), OUTPUTS, inputs=["image", "__key__"]))
+
+
+def test_a_wrong_result_is_an_error_that_names_the_row(frame):
+    async def wrong(key):
+        return "text" if key == 5 else key
+
+    with pytest.raises(dii.ArgumentError, match=r"^map_rows: .*wrong, called with sample 5\)"):
+        frame.images.map_rows(wrong, {"o": "int64"}, inputs=["__key__"], errors="null")
+
+
+def test_a_function_that_cancels_itself_costs_its_row(frame):
+    async def cancels(key):
+        if key == 5:
+            raise asyncio.CancelledError
+        return key
+
+    with pytest.raises(dii.FunctionError, match="sample 5: CancelledError"):
+        frame.images.map_rows(cancels, {"o": "int64"}, inputs=["__key__"])
+
+
+class Caption:
+    """A caption from a server."""
+
+    def __init__(self, url):
+        self.url = url
+        self.session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0), raise_for_status=True
+        )
+
+    async def __call__(self, key):
+        body = {"model": "mock", "messages": [{"role": "user", "content": f"{key}"}]}
+        async with self.session.post(f"{self.url}/chat/completions", json=body) as answer:
+            return (await answer.json())["choices"][0]["message"]["content"]
+
+
+def test_a_server_that_fails_now_and_then_costs_no_row(no_pauses):
+    rows = pd.DataFrame({"key": range(600)})
+    with model_server(latency=0.02, errors=0.05) as server:
+        made = rows.images.map_rows(
+            functools.partial(Caption, server.url),
+            {"caption": "string"},
+            inputs=["key"],
+            concurrency=64,
+            retries=10,
+        )
+        assert made["caption"].tolist() == [f"seen: {key}" for key in range(600)]
+        assert server.most_waiting == 64
+        assert len(server.prompts) > 600
+
+
+def shards_of_keys(folder, shards, samples):
+    for shard in range(shards):
+        members = {f"{shard:02}{n:04}.jpg": b"-" for n in range(samples)}
+        write_tar(folder / f"{shard}.tar", members)
+    return folder
+
+
+def killed_and_continued(tmp_path, latency, shards, samples, concurrency, kill_after):
+    """Requests of a first run that is killed, and of a second one that goes on."""
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", shards, samples)
+    log, out = tmp_path / "log", tmp_path / "out"
+    log.touch()
+    server = start("model_server.py", latency, 0.05, log)
+    try:
+        arguments = ("killed_calls.py", server.stdout.readline().strip(), folder, out, concurrency)
+        first = start(*arguments)
+        until(lambda: len(log.read_text().split()) >= kill_after or first.poll() is not None)
+        os.killpg(first.pid, signal.SIGKILL)
+        first.communicate()
+        before = log.read_text().split()
+        second = start(*arguments)
+        _, errors = second.communicate(timeout=280)
+        assert second.returncode == 0, errors
+    finally:
+        os.killpg(server.pid, signal.SIGKILL)
+        server.communicate()
+    return before, log.read_text().split()[len(before) :], out
+
+
+def check_captions(out, shards, samples):
+    files = sorted(out.glob("*.parquet"))
+    made = pd.concat(pd.read_parquet(file) for file in files).sort_values("__key__")
+    keys = [f"{shard:02}{n:04}" for shard in range(shards) for n in range(samples)]
+    assert made["__key__"].tolist() == keys
+    assert made["caption"].tolist() == [f"seen: {key}" for key in keys]
+    assert not (out / "_staging").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_checkpoint_repeats_at_most_what_was_waiting(tmp_path):
+    before, after, out = killed_and_continued(tmp_path, 0.05, 2, 150, 16, 150)
+    check_captions(out, 2, 150)
+    failed = len(before) + len(after) - len(set(before) | set(after))
+    assert len(set(before) & set(after)) <= 16, (len(before), len(after), failed)
+
+
+@pytest.mark.nightly
+@pytest.mark.slow
+def test_a_server_of_one_second_is_asked_sixty_times_a_second(tmp_path):
+    began = time.monotonic()
+    before, after, out = killed_and_continued(tmp_path, 1.0, 2, 1500, 64, 1500)
+    seconds = time.monotonic() - began
+    check_captions(out, 2, 1500)
+    repeated = len(set(before) & set(after))
+    print(f"{len(before) + len(after)} requests in {seconds:.0f} s, {repeated} of rows repeated")
+    assert repeated <= 64
+
+
+@pytest.mark.rounds(2, nightly=50)
+def test_a_torn_journal_gives_no_wrong_row(tmp_path, rng):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 1, 20)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")
+    calls = []
+
+    def query(until):
+        async def name(key):
+            calls.append(key)
+            if len(calls) > until:
+                raise RuntimeError("killed")
+            return {"o": f"of {key}", "v": [int(key), 1]}
+
+        return ddf[["__key__"]].images.map_rows(
+            name, {"o": "string", "v": "int64[2]"}, inputs=["__key__"], concurrency=1
+        )
+
+    with pytest.raises(dii.FunctionError), dask.config.set(scheduler="synchronous"):
+        dii.checkpoint(query(12), str(tmp_path / "out"), version="1")
+    (journal,) = (tmp_path / "out" / "_staging").glob("*.rows")
+    content = bytearray(journal.read_bytes())
+    del content[rng.randrange(len(content)) :]
+    for _ in range(rng.randrange(3)):
+        if content:
+            content[rng.randrange(len(content))] = rng.randrange(256)
+    journal.write_bytes(content)
+    calls.clear()
+    stored = dii.checkpoint(query(1000), str(tmp_path / "out"), version="1").compute()
+    assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
+    assert [value.tolist() for value in stored["v"]] == [[int(k), 1] for k in stored["__key__"]]
+    assert len(set(calls)) == len(calls)
+
+
+def test_bad_arguments_are_told_at_once(frame):
+    for bad in ({"concurrency": 0}, {"retries": -1}, {"errors": "drop"}, {"concurrency": 10**6}):
+        with pytest.raises(dii.ArgumentError, match=next(iter(bad))):
+            frame.images.map_rows(len, {"o": "int64"}, **bad)
+    with pytest.raises(dii.ArgumentError, match="map_rows needs a function"):
+        frame.images.map_rows(3, {"o": "int64"})
+
+
+def test_other_limits_are_no_other_checkpoint(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 1, 5)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    for concurrency, retries in ((1, 0), (8, 3)):
+        lengths = ddf.images.map_rows(
+            len, {"o": "int64"}, inputs=["__key__"], concurrency=concurrency, retries=retries
+        )
+        assert len(dii.checkpoint(lengths, str(tmp_path / "out"))) == 5
