@@ -468,7 +468,7 @@ def ray_data(paths: list[str], job: str) -> Epochs:
         batch = collate(list(zip(pixels, labels, strict=True)), job)
         return {"image": batch[0], "label": batch[1]}
 
-    dataset = ray.data.read_webdataset(paths, decoder=False, shuffle="files")
+    dataset = ray.data.read_webdataset(paths, decoder=None, shuffle="files")
     dataset = dataset.map_batches(decoded, batch_size=BATCH)
 
     def epoch() -> Iterator[tuple[Any, Any]]:
