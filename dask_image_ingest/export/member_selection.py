@@ -15,7 +15,8 @@ from dask_image_ingest.export.export_options import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, META_NAME, Sample, ShardIndex, duplicate_error
 
 #: Where a member's bytes are: in the source shard, in the file of expanded members, or in a column.
-SOURCE, EXPANDED, COLUMN = range(3)
+#: ``MERGED``: in the source, and fields of columns have yet to be set in it.
+SOURCE, EXPANDED, COLUMN, MERGED = range(4)
 
 # A member. ``where`` is one of the above; the offset of a member from a column is 0.
 _MEMBER = pa.struct(
@@ -244,8 +245,13 @@ def _select(
     }
     for member, size in zip(members.from_columns, column_sizes, strict=True):
         if size is not None:
-            selected[member.extension] = (member.extension, COLUMN, 0, size)
-    of_columns = {extension for extension, where, _, _ in selected.values() if where == COLUMN}
+            own = sample.members.get(member.extension)
+            selected[member.extension] = (
+                (member.extension, MERGED, *own)
+                if member.merges and own is not None and own[1]
+                else (member.extension, COLUMN, 0, size)
+            )
+    of_columns = {extension for extension, where, *_ in selected.values() if where != SOURCE}
     main = [member for member in members.from_columns if member.is_main]
     new_image = next((m.extension for m in main if m.extension in of_columns), None)
     if main and new_image is None and image is not None:
@@ -255,7 +261,7 @@ def _select(
             selected.pop(image, None)
         image = new_image
     selected = {e: m for e, m in selected.items() if e not in members.left_out or e in of_columns}
-    repeats = [e for e in sample.duplicates if e in selected and e not in of_columns]
+    repeats = [e for e in sample.duplicates if e in selected and selected[e][1] != COLUMN]
     reason = _problem(key, selected, options) or (duplicate_error(repeats) if repeats else None)
     if reason:
         return Row(reason=reason)

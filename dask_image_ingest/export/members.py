@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.json_fields import with_field
 from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
 from dask_image_ingest.frames import (
     is_bytes,
@@ -91,6 +92,20 @@ class ColumnMember:
     stored: str | None = None
 
     @property
+    def merges(self) -> bool:
+        """True if its fields are set in the sample's own member, where there is one."""
+        return not isinstance(self.columns, str) and self.extension.rpartition(".")[2] == "json"
+
+    @property
+    def fields(self) -> tuple[tuple[str, ...], ...]:
+        """The path of each field in a JSON object, for ``json.<field>`` as it was read."""
+        is_own = self.extension == "json"
+        return tuple(
+            tuple(name[5:].split(".")) if is_own and name[:5] == "json." and name[5:] else (name,)
+            for name in self.needs
+        )
+
+    @property
     def format(self) -> str:
         """The image format, by the extension."""
         return FORMATS[self.extension.rpartition(".")[2]]
@@ -127,6 +142,11 @@ class Members:
         if self.copied is not None:
             return extension in self.copied
         return extension not in self.left_out
+
+    @property
+    def merged(self) -> dict[str, ColumnMember]:
+        """Extension → the member whose fields are set in the sample's own."""
+        return {member.extension: member for member in self.from_columns if member.merges}
 
     @property
     def pixels(self) -> tuple[ColumnMember, ...]:
@@ -237,7 +257,7 @@ def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
     if not isinstance(member.columns, str):
         columns = {name: _widened(table.column(name)) for name in member.columns}
         rows = pa.table(columns).to_pylist()
-        return pa.array([_as_text(row) for row in rows], pa.large_binary())
+        return pa.array([_object(row.values(), member.fields) for row in rows], pa.large_binary())
     column = table.column(member.columns)
     if member.extension.rpartition(".")[2] == "npy" and _is_array(column.type):
         return _as_npy(column, member)
@@ -271,6 +291,11 @@ def _column_member(
     if isinstance(names, str) and names in images:
         return _pixel_member(extension, Encode(names), images[names])
     member = ColumnMember(extension, names)
+    if len(set(member.fields)) < len(member.fields):
+        raise ArgumentError(
+            f"members= makes {extension!r} of {', '.join(member.needs)}, of which two are the same "
+            "field: name each once"
+        )
     missing = [name for name in member.needs if name not in columns]
     if missing:
         raise ArgumentError(
@@ -389,6 +414,15 @@ def _rows(column: pa.ChunkedArray) -> Iterable[Any]:
 
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _object(values: Iterable[Any], fields: Sequence[tuple[str, ...]]) -> bytes:
+    """A JSON object of some fields."""
+    text = "{}"
+    for value, path in zip(values, fields, strict=True):
+        json_value = json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
+        text = with_field(text, path, json_value)
+    return text.encode()
 
 
 def _as_text(value: Any) -> bytes:

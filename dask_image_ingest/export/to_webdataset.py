@@ -81,6 +81,8 @@ def to_webdataset(
         ``"all"``; a list of extensions, ``["jpg", "txt"]``; or a mapping for members from columns,
         ``{"txt": "caption", "json": ["caption", "score"], "cls": None}``: these are added to the
         sample's own members or replace them, and None leaves one out. A list may hold mappings.
+        A list of columns sets fields of a JSON member: those of the sample's own are replaced or
+        added, and everything else of it stays as it is; ``json.caption`` is the field ``caption``.
         Text is written as UTF-8, bytes as they are, numbers in decimal, lists, structs and several
         columns as JSON; a null gives no member. Pixels are encoded: ``{"jpg": "image"}`` replaces
         the sample's own image, and ``{"mask.png": "mask"}``, whose extension has several parts, is

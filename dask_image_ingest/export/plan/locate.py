@@ -9,6 +9,7 @@ sparse members) are expanded to a staged file, so that writing a shard only copi
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -19,8 +20,10 @@ import pyarrow as pa
 from dask_image_ingest.dataset import handed_over_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.export_options import ExportContext, staged_name
+from dask_image_ingest.export.json_fields import with_fields
 from dask_image_ingest.export.member_selection import (
     EXPANDED,
+    MERGED,
     SOURCE,
     Row,
     as_table,
@@ -28,7 +31,7 @@ from dask_image_ingest.export.member_selection import (
     select_members,
     select_vectorized,
 )
-from dask_image_ingest.export.staged_tables import from_bytes, read_batch, to_bytes
+from dask_image_ingest.export.staged_tables import from_bytes, read_batch, take_rows, to_bytes
 from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
@@ -93,6 +96,8 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
         members = [row for batch in batches for row in select_from_columns(batch, context.options)]
         return Located("", _NO_SHARD, as_table(members))
     scanned = handed_over_index()
+    if context.options.members.merged:  # the shard has to be opened
+        return None
     if scanned is None or rows.column("key").null_count:
         return None
     if rows.column("url").unique().to_pylist() != [scanned.shard.url]:
@@ -137,8 +142,10 @@ def _locate_source(
             expanded = None
             if selection is None:
                 rows, renamed = select_members(index, wanted, context.options)
-                if not is_plain or index.sparse:
-                    rows, expanded = _expand(rows, content, index, is_plain, context)
+                merged = context.options.members.merged
+                made = _columns_of(wanted, context) if merged else None
+                if not is_plain or index.sparse or merged:
+                    rows, expanded = _expand(rows, content, index, is_plain, made, context)
                 selection = as_table(rows), renamed
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
@@ -166,12 +173,32 @@ def _facts(index: ShardIndex) -> dict[str, Any]:
     }
 
 
+def _columns_of(wanted: pa.RecordBatch, context: ExportContext) -> pa.Table | None:
+    """The staged columns of rows to locate, which have the bytes of members from columns."""
+    return take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
+
+
 def _expand(
-    rows: list[Row], content: Any, index: ShardIndex, is_plain: bool, context: ExportContext
+    rows: list[Row],
+    content: Any,
+    index: ShardIndex,
+    is_plain: bool,
+    made: pa.Table | None,
+    context: ExportContext,
 ) -> tuple[list[Row], str | None]:
     """Write members that are no ranges of the source to a staged file; rows refer to it then."""
+    merged = [
+        (offset, offset + size)
+        for row in rows
+        for _, where, offset, size in row.members
+        if where == MERGED and offset not in index.sparse
+    ]
+    content.prefetch(merged)
     with context.output.scratch() as file:
-        rows = [_expand_row(row, content, index, is_plain, file) for row in rows]
+        rows = [
+            _expand_row(row, content, index, is_plain, _fields_of(number, made, context), file)
+            for number, row in enumerate(rows)
+        ]
         if not file.tell():
             return rows, None
         name = staged_name("expanded")
@@ -179,14 +206,38 @@ def _expand(
     return rows, name
 
 
-def _expand_row(row: Row, content: Any, index: ShardIndex, is_plain: bool, file: Any) -> Row:
+#: Sets the fields of a row in the bytes of its own member, given the member's extension.
+SetFields = Callable[[str, bytes], bytes]
+
+
+def _fields_of(number: int, made: pa.Table | None, context: ExportContext) -> SetFields:
+    """The fields of a row's merged members."""
+
+    def set_fields(extension: str, own: bytes) -> bytes:
+        if made is None:
+            raise AssertionError("fields are set in members, and no column was staged")
+        columns = made.column(f"made:{extension}")[number].as_py()
+        return with_fields(own, columns, context.options.members.merged[extension].fields)
+
+    return set_fields
+
+
+def _expand_row(
+    row: Row, content: Any, index: ShardIndex, is_plain: bool, set_fields: SetFields, file: Any
+) -> Row:
     members = []
     for extension, where, offset, size in row.members:
-        if size and where == SOURCE and (not is_plain or offset in index.sparse):
+        is_apart = size and where == SOURCE and (not is_plain or offset in index.sparse)
+        if is_apart or where == MERGED:
             if offset in index.sparse and size > LARGEST_VALUE:
                 return Row(reason=f"too-large: a sparse member of {size} bytes")
-            data = read_member(content, index, (offset, size))
-            where, offset = EXPANDED, file.tell()
+            data = bytes(read_member(content, index, (offset, size)))
+            if where == MERGED:
+                try:
+                    data = set_fields(extension, data)
+                except ValueError as error:
+                    return Row(reason=f"bad-json: no field can be set in its {extension}: {error}")
+            where, offset, size = EXPANDED, file.tell(), len(data)
             file.write(data)
         members.append((extension, where, offset, size))
     return row._replace(members=tuple(members))

@@ -145,7 +145,8 @@ def _locate_members(
     missing = [number for number, url in enumerate(names) if url not in located]
     if missing:
         sizes = [f"made:{member.extension}" for member in context.options.members.from_columns]
-        locations = rows.select([*LOCATION_COLUMNS, *sizes])
+        staged = ["part", "batch", "row"] if context.options.members.merged else []
+        locations = rows.select([*LOCATION_COLUMNS, *sizes, *staged])
         tasks = list(_tasks(missing, [_is_file(rows, wanted[number]) for number in missing]))
         batches = (
             locations.take(pa.array(np.concatenate([wanted[n] for n in task])))

@@ -1,0 +1,151 @@
+"""Fields set in a sample's own JSON: everything else of it stays byte for byte."""
+
+from __future__ import annotations
+
+import gzip
+import json
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from tars import tar
+from witnesses import by_webdataset, shards_in
+
+import dask_image_ingest as dii
+from dask_image_ingest.export.json_fields import field_text, with_field, with_fields
+
+OWN = {
+    "a": b'{"id": 1.50, "caption" :  "old",\t"user": {"name": "x", "age": 3e2}, "z": [1, 2 ]}\n',
+    "b": b'{\n  "id": 12345678901234567890123,\n  "who": "Gr\\u00fc\xc3\x9fe"\n}',
+    "c": b"{}",
+    "d": None,
+    "e": b'{"caption": "first", "caption": "last", "x": NaN}',
+}
+NEW = {
+    "a": b'{"id": 1.50, "caption" :  "new a",\t"user": {"name": "n", "age": 3e2}, "z": [1, 2 ],'
+    b' "score": 0.1}\n',
+    "b": b'{\n  "id": 12345678901234567890123,\n  "who": "Gr\\u00fc\xc3\x9fe",\n  '
+    b'"caption": "new b",\n  "user": {"name": "n"},\n  "score": 0.1\n}',
+    "c": b'{"caption": "new c", "user": {"name": "n"}, "score": 0.1}',
+    "d": b'{"caption": "new d", "user": {"name": "n"}, "score": 0.1}',
+    "e": b'{"caption": "first", "caption": "new e", "x": NaN, "user": {"name": "n"}, "score": 0.1}',
+}
+MEMBERS = {"json": ["json.caption", "json.user.name", "score"]}
+
+
+def shard(folder, name="in.tar"):
+    members = {}
+    for key, content in OWN.items():
+        members[f"{key}.jpg"] = key.encode()
+        if content is not None:
+            members[f"{key}.json"] = content
+        members[f"{key}.txt"] = b"t"
+    content = tar(members)
+    (folder / name).write_bytes(gzip.compress(content) if name.endswith("gz") else content)
+    return folder / name
+
+
+def with_columns(frame):
+    return frame.assign(
+        **{
+            "json.caption": "new " + frame["__key__"],
+            "json.user.name": "n",
+            "score": np.float32(0.1),
+        }
+    )
+
+
+@pytest.mark.parametrize("name", ["in.tar", "in.tar.gz"])
+@pytest.mark.parametrize("lazy", [True, False])
+def test_fields_are_set_and_all_else_stays(name, lazy, tmp_path):
+    path = shard(tmp_path, name)
+    ddf = dii.read_webdataset_images(path, backend="pandas").drop(columns=["image", "error"])
+    table = with_columns(ddf if lazy else ddf.compute())
+    table["score"] = table["score"].astype(pd.ArrowDtype(pa.float32()))
+    written = dii.to_webdataset(table, tmp_path / "out" / "{shard}.tar", members=MEMBERS)
+    assert written["samples"].sum() == 5
+    found = dict(by_webdataset(shards_in(tmp_path / "out")))
+    assert {key: members["json"] for key, members in found.items()} == NEW
+    for key, members in found.items():
+        assert members["jpg"] == key.encode()
+        assert [name for name in members if name != "json"] == ["jpg", "txt"]
+    # The fields are read as they were written.
+    names = {"caption": "string", "user.name": "string", "score": "float32"}
+    back = dii.read_webdataset_images(
+        tmp_path / "out" / "*.tar", json_fields=names, backend="pandas", sidecar=None
+    )
+    back = back[["__key__", *(f"json.{name}" for name in names)]].compute()
+    assert back["json.caption"].tolist() == [f"new {key}" for key in "abcde"]
+    assert back["json.user.name"].tolist() == ["n"] * 5
+    assert back["json.score"].tolist() == [np.float32(0.1)] * 5
+
+
+def test_a_member_that_is_no_object_is_rejected(tmp_path):
+    bad = {"a": b"[1]", "b": b'{"x": 1', "c": b'{"x": "\xff"}', "d": b"{} {}", "e": b'{"x": 1}'}
+    bad["f"] = b"[" * 100_000
+    members = {}
+    for key, content in bad.items():
+        members |= {f"{key}.jpg": b"j", f"{key}.json": content}
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    ddf = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    table = ddf[["__key__", "__url__", "offset", "nbytes"]].assign(s=1)
+    out = tmp_path / "out" / "{shard}.tar"
+    with pytest.raises(dii.ArgumentError, match="bad-json: no field can be set in its json"):
+        dii.to_webdataset(table, out, members={"json": ["s"]})
+    written = dii.to_webdataset(table, out, members={"json": ["s"]}, row_errors="drop")
+    assert written.attrs["left_out"]["bad-json"]["count"] == 5
+    assert dict(by_webdataset(shards_in(tmp_path / "out"))) == {
+        "e": {"jpg": b"j", "json": b'{"x": 1, "s": 1}'}
+    }
+
+
+def test_a_field_that_is_named_twice_is_refused(tmp_path):
+    ddf = dii.read_webdataset_images(shard(tmp_path), backend="pandas")
+    table = ddf.drop(columns=["image", "error"]).assign(x=1, **{"json.x": 2})
+    with pytest.raises(dii.ArgumentError, match="two are the same field"):
+        dii.to_webdataset(table, tmp_path / "out/{shard}.tar", members={"json": ["x", "json.x"]})
+
+
+def value_of(rng, depth=0):
+    kind = rng.randrange(7 if depth < 3 else 5)
+    if kind == 5:
+        return [value_of(rng, depth + 1) for _ in range(rng.randrange(3))]
+    if kind == 6:
+        return {name_of(rng): value_of(rng, depth + 1) for _ in range(rng.randrange(4))}
+    return [None, rng.random() < 0.5, rng.randrange(-5, 10**20), rng.random(), name_of(rng)][kind]
+
+
+def name_of(rng):
+    return "".join(rng.choice('ab."\\{}[]:, \né\U0001f600') for _ in range(rng.randrange(4)))
+
+
+def set_in(value, path, new):
+    """The witness, on parsed JSON."""
+    whole = ".".join(path)
+    if len(path) == 1 or whole in value:
+        return {**value, whole: new}
+    inner = value.get(path[0], {})
+    if not isinstance(inner, dict):
+        return {**value, whole: new}
+    return {**value, path[0]: set_in(inner, path[1:], new)}
+
+
+@pytest.mark.rounds(3, nightly=100)
+def test_random_objects_have_the_field_and_keep_the_rest(rng):
+    for _ in range(200):
+        own = {name_of(rng): value_of(rng) for _ in range(rng.randrange(5))}
+        indent = rng.choice([None, 0, 2, "\t"])
+        text = json.dumps(own, indent=indent, ensure_ascii=rng.random() < 0.5)
+        text = rng.choice(["", " ", "\n"]) + text + rng.choice(["", " \n"])
+        names = list(own) or [""]
+        path = (rng.choice([*names, name_of(rng)]),)
+        if rng.random() < 0.5:
+            path = tuple((*path, name_of(rng))[0:2])
+        new = value_of(rng)
+        changed = with_field(text, path, json.dumps(new))
+        assert json.loads(changed) == set_in(own, path, new)
+        assert json.loads(field_text(changed, path)) == new
+        assert with_fields(text.encode(), changed.encode(), [path]) == changed.encode()
+        # Setting what is there already changes nothing.
+        assert with_field(changed, path, field_text(changed, path)) == changed
