@@ -543,10 +543,11 @@ class Images(ABC, Generic[Frame, Series]):
 
         Notes
         -----
-        A shuffle reads from 64 places of the shards in random order, and mixes the rows at each. If
-        the query ends with a decode of files, only the rows of the next steps are decoded.
-        Otherwise, as for remote shards, computed partitions are held, at most 1 GiB of pixels or
-        two of them, and the shuffle reads from as many places.
+        A shuffle reads from 64 places of the shards in random order, and mixes the rows at each.
+        Only the rows of the next steps are decoded, and go through the ``map_batches`` that follow.
+        Of remote shards with an index, only their images are fetched, ahead of the decode.
+        Otherwise, as for remote shards without an index and filters on pixels, computed partitions
+        are held, at most 1 GiB of pixels or two of them, and the shuffle reads from as many places.
 
         After a shuffle, a merge or a sort of pixels, where each partition needs all those of the
         input, ``persist()`` the frame first.
@@ -680,8 +681,8 @@ class Images(ABC, Generic[Frame, Series]):
         Notes
         -----
         The workers compute locally, not on a cluster: pass the frame as it was before
-        ``persist()``. If the query does not end with a decode of files, each worker computes all
-        partitions: write what was computed with ``checkpoint``, or take ``iter_batches``.
+        ``persist()``. Where ``iter_batches`` would hold computed partitions, each worker computes
+        all of its rank: write what was computed with ``checkpoint``, or take ``iter_batches``.
 
         Examples
         --------

@@ -34,11 +34,15 @@ from dask_image_ingest.dataset.plan.scan_node import (
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read, searches_of_frame
 from dask_image_ingest.dataset.read_options import ReadOptions
+from dask_image_ingest.dataset.references.ahead import EncodedAhead
 from dask_image_ingest.dataset.references.chunks import (
     ChunkedMap,
     LastDecode,
+    known_lengths,
     last_decode,
     persist_moves,
+    reads_remote,
+    unindexed_remote,
     with_bad_rows,
     with_draw,
 )
@@ -83,6 +87,7 @@ __all__ = [
     "ChunkedMap",
     "ColumnDecode",
     "Decode",
+    "EncodedAhead",
     "Frame",
     "ImageColumn",
     "ImageMember",
@@ -116,6 +121,7 @@ __all__ = [
     "handed_over_index",
     "image_field",
     "image_member",
+    "known_lengths",
     "last_decode",
     "parse_image_extensions",
     "partition_sources",
@@ -125,12 +131,14 @@ __all__ = [
     "read_images",
     "read_parquet_images",
     "read_webdataset_images",
+    "reads_remote",
     "reference_rows",
     "references_of",
     "references_of_locations",
     "searches_of_frame",
     "shard_of_partition",
     "unfused",
+    "unindexed_remote",
     "unversioned",
     "value_sources",
     "warn_user",

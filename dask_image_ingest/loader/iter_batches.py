@@ -1,9 +1,9 @@
 """``iter_batches``: an epoch of a frame as a stream of batches, a few of them in memory at a time.
 
-A plan (``order``) says which rows each step has. If the query ends with a decode of files, the rows
-of a few steps are decoded together, from references; otherwise they are taken from partitions that
-are computed whole. In the order of the frame, and for one process, partitions are read one after
-the other, and nothing is counted before.
+A plan (``order``) says which rows each step has. If only row-wise steps follow the last decode, the
+rows of a few steps are decoded together, from references; otherwise they are taken from partitions
+that are computed whole. In the order of the frame, and for one process, partitions are read one
+after the other, and nothing is counted before.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -33,6 +35,7 @@ from dask_image_ingest.loader.batch_format import (
 )
 from dask_image_ingest.loader.buckets import Buckets
 from dask_image_ingest.loader.order import (
+    CHUNK,
     READERS,
     Bucketed,
     Epoch,
@@ -52,6 +55,10 @@ from dask_image_ingest.loader.source import ReferenceSource, Source
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many.
 _PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
+
+# Of a server, images of so many times the steps done so far are fetched ahead, until these are all
+# of a chunk: the first step waits for its own images alone.
+_AHEAD = 4
 
 # Pixels of the partitions that a shuffle holds, if it can't decode the rows of a step alone.
 _HELD_BYTES = 1 << 30
@@ -517,48 +524,49 @@ class Batches:
         self, readers: Sequence[Reader]
     ) -> Iterator[tuple[list[_Step], list[Callable[[], tuple[BatchRows, np.ndarray]]]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
-        row, count, most = self._next_row, 1, None
-        while steps := self._steps(row, count):
-            shape = self._plan.shape(row)
-            row = steps[-1][1]
+        coming = _Coming(self._steps())
+        count, done, most = 1, 0, None
+        while steps := coming.take(count):
+            following = 0 if most is None else min(2 * count, most)
             piece, numbers = [], [0] * len(readers)
-            for parts, next_row in steps:
-                lengths = [len(rows.numbers) for rows in parts]
+            for step in steps:
+                lengths = [len(rows.numbers) for rows in step.rows]
                 slices = [(at, at + n) for at, n in zip(numbers, lengths, strict=True)]
                 numbers = [stop for _, stop in slices]
-                piece.append(_Step(next_row, slices))
-            by_frame = zip(*(parts for parts, _ in steps), strict=True)
+                piece.append(_Step(step.next_row, slices))
             results = []
-            for reader, rows, open_rows in zip(readers, by_frame, self._open_at(row), strict=True):
-                results.append(
-                    reader.start(
-                        Rows(
-                            np.concatenate([each.numbers for each in rows]),
-                            np.concatenate([each.draws for each in rows]),
-                        ),
-                        shape,
-                    )
-                )
-                reader.keep(open_rows)
+            open_rows = self._open_at(steps[-1].next_row)
+            for frame, reader in enumerate(readers):
+                rows, held = _rows_of_frame(steps, frame), open_rows[frame]
+                if reader.fetches_ahead:
+                    soon = _rows_of_frame([*steps, *coming.look(following)], frame).numbers
+                    far = coming.look(min(self._horizon + len(steps) + following, _AHEAD * done))
+                    reader.expect(soon, _rows_of_frame(far, frame).numbers)
+                    held = None if held is None else np.concatenate([held, soon])
+                results.append(reader.start(rows, steps[0].shape))
+                reader.keep(held)
             yield piece, results
+            done += len(steps)
             if most is None:
                 most = self._most_steps(readers)
             count = min(2 * count, most)
+
+    @property
+    def _horizon(self) -> int:
+        """Steps of this process in which the rows of a chunk come."""
+        return math.ceil(READERS * CHUNK / self._plan.size / self._share.workers)
 
     def _open_at(self, row: int) -> list[np.ndarray | None]:
         length = self._plan.length
         return self._plan.open_at(row if length is None else max(0, min(row, length - 1)))
 
-    def _steps(self, row: int, count: int) -> list[tuple[list[Rows], int]]:
-        """Rows of the next steps of this process, and the row of the step that follows each."""
-        steps: list[tuple[list[Rows], int]] = []
-        shape = None if self._is_end(row) else self._plan.shape(row)
-        # Images that are decoded together have one shape.
-        while len(steps) < count and not self._is_end(row) and self._plan.shape(row) == shape:
-            rows = self._share.of(self._plan.step(row))
+    def _steps(self) -> Iterator[_PlannedStep]:
+        """The next steps of this process."""
+        row = self._next_row
+        while not self._is_end(row):
+            rows, shape = self._share.of(self._plan.step(row)), self._plan.shape(row)
             row = self._plan.after(row, self._share.workers)
-            steps.append((rows, row))
-        return steps
+            yield _PlannedStep(rows, shape, row)
 
     def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
@@ -567,6 +575,43 @@ class Batches:
         )
         rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
         return max(1, int(rows // self._size))
+
+
+class _PlannedStep(NamedTuple):
+    """The part of a step that this process reads."""
+
+    rows: list[Rows]  # of each frame
+    shape: tuple[int, int] | None  # height and width of its images; None for those of the read
+    next_row: int  # of the epoch, before the following step of this process
+
+
+class _Coming:
+    """The coming steps, of which some are looked at before they are taken."""
+
+    def __init__(self, steps: Iterator[_PlannedStep]) -> None:
+        self._steps = steps
+        self._seen: deque[_PlannedStep] = deque()
+
+    def look(self, count: int) -> list[_PlannedStep]:
+        """The next steps, at most ``count``."""
+        self._seen.extend(itertools.islice(self._steps, max(0, count - len(self._seen))))
+        return list(itertools.islice(self._seen, count))
+
+    def take(self, count: int) -> list[_PlannedStep]:
+        """Take the next steps, at most ``count``, as long as their images have one shape."""
+        steps = self.look(count)
+        taken = list(itertools.takewhile(lambda step: step.shape == steps[0].shape, steps))
+        for _ in taken:
+            self._seen.popleft()
+        return taken
+
+
+def _rows_of_frame(steps: Sequence[_PlannedStep], frame: int) -> Rows:
+    rows = [step.rows[frame] for step in steps]
+    return Rows(
+        np.concatenate([np.empty(0, np.int64), *(each.numbers for each in rows)]),
+        np.concatenate([np.empty(0, np.uint64), *(each.draws for each in rows)]),
+    )
 
 
 class _Step(NamedTuple):

@@ -35,7 +35,7 @@ _NEAR = 4
 _BLOCK = 1024
 
 # Consecutive rows of a partition that stay together in time: near rows are read at once.
-_CHUNK = 32
+CHUNK = 32
 
 
 class Rows(NamedTuple):
@@ -134,8 +134,9 @@ class Shuffled:
         for number, (first, at_index, at_place) in enumerate(pieces.T.tolist()):
             chosen = piece_of == number
             end = min(int(self._ends[at_index]), int(self._edges[at_place + 1]))
-            offset = self._first[at_index] + first - self._starts[at_index]
-            numbers[chosen] = offset + self._permuted(first, end)[at[chosen] - first]
+            skipped = first - int(self._starts[at_index])
+            order = self._permuted(first, end, skipped % CHUNK)
+            numbers[chosen] = self._first[at_index] + skipped + order[at[chosen] - first]
         return numbers, place
 
     def _turns(self, number: int) -> np.ndarray:
@@ -160,11 +161,14 @@ class Shuffled:
         row: np.ndarray = self._first[index] + at - self._starts[index]
         return row
 
-    def _permutation(self, start: int, stop: int) -> np.ndarray:
-        """Order of the rows from ``start`` to ``stop`` of the line, which one partition has."""
+    def _permutation(self, start: int, stop: int, begun: int) -> np.ndarray:
+        """Order of the rows from ``start`` to ``stop`` of the line, which one partition has.
+
+        ``begun`` rows before them are in the first one's chunk: chunks are those of the partition.
+        """
         random = self._generator(_ROWS, start)
         rows = np.arange(stop - start)
-        chunks = np.split(rows, np.arange(_CHUNK, len(rows), _CHUNK))
+        chunks = np.split(rows, np.arange(CHUNK - begun, len(rows), CHUNK))
         for chunk in chunks:
             random.shuffle(chunk)
         return np.concatenate([chunks[i] for i in random.permutation(len(chunks)).tolist()])

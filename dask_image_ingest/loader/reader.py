@@ -12,8 +12,11 @@ import numpy as np
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.loader.batch_format import BatchRows
-from dask_image_ingest.loader.order import Rows
+from dask_image_ingest.loader.order import CHUNK, Rows
 from dask_image_ingest.loader.source import ReferenceSource, Source
+
+# Encoded bytes of neighbouring rows that are fetched together, if a row has not more.
+_CHUNK_BYTES = 4 << 20
 
 # Partitions of references that are held for rows whose batches come at any time.
 _MOST_HELD = 256
@@ -66,6 +69,20 @@ class Reader:
         """Decoded bytes of a row, on average."""
         return self._source.row_bytes(int(np.argmax(self._ends > self._starts))) or 1.0
 
+    @property
+    def fetches_ahead(self) -> bool:
+        """True if `expect` does something."""
+        return False
+
+    def expect(self, soon: np.ndarray, later: np.ndarray) -> None:
+        """Start fetching rows that come soon, and those near them that come later.
+
+        Parameters
+        ----------
+        soon, later
+            Numbers of rows that this process starts to read next, and after that: int64.
+        """
+
     def keep(self, rows: np.ndarray | None) -> None:
         """Drop all partitions but those of some rows; None for all but the latest."""
         if rows is None:
@@ -100,10 +117,13 @@ class Reader:
         parts = []
         distinct, begins = np.unique(partition[by_partition], return_index=True)
         for number, rows in zip(distinct.tolist(), np.split(by_partition, begins[1:]), strict=True):
-            if number not in self._partitions:
-                self._partitions[number] = self._read(number)
-            parts.append((self._partitions[number], numbers[rows] - self._starts[number]))
+            parts.append((self._part(number), numbers[rows] - self._starts[number]))
         return parts, order
+
+    def _part(self, number: int) -> Any:
+        if number not in self._partitions:
+            self._partitions[number] = self._read(number)
+        return self._partitions[number]
 
     def _read(self, number: int) -> Any:
         return self._source.read(number)
@@ -116,11 +136,58 @@ class Reader:
 class _ReferenceReader(Reader):
     """Decodes rows of references."""
 
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        # Numbers of the rows that are being fetched and were not started, in order.
+        self._fetched = np.empty(0, np.int64)
+
+    @property
+    def fetches_ahead(self) -> bool:
+        """True if images are fetched from a server."""
+        return bool(self._source.fetches_ahead)
+
+    def expect(self, soon: np.ndarray, later: np.ndarray) -> None:
+        """Start fetching rows that come soon, and those of their chunks that come later."""
+        new = np.setdiff1d(soon, self._fetched)
+        if not len(new):
+            return
+        chunks = np.unique(self._chunk_of(new))
+        rows = np.setdiff1d(np.union1d(new, later), self._fetched)
+        chunk = self._chunk_of(rows)
+        wanted = np.isin(chunk, chunks)
+        rows, chunk = rows[wanted], chunk[wanted]
+        edges = np.flatnonzero(np.diff(chunk)) + 1
+        groups = np.split(rows, edges)
+        # The first that is needed is fetched first.
+        place = np.full(len(rows), len(soon))
+        _, at, first = np.intersect1d(rows, soon, return_indices=True)
+        place[at] = first
+        firsts = [int(places.min()) for places in np.split(place, edges)]
+        for number in np.argsort(firsts, kind="stable").tolist():
+            numbers = groups[number]
+            partition = int(np.searchsorted(self._ends, numbers[0], "right"))
+            self._source.fetch(self._part(partition), numbers - self._starts[partition])
+        self._fetched = np.union1d(self._fetched, rows)
+
+    def _chunk_of(self, numbers: np.ndarray) -> np.ndarray:
+        """The first row of each row's chunk."""
+        start = self._starts[np.searchsorted(self._ends, numbers, "right")]
+        chunk: np.ndarray = numbers - (numbers - start) % self._chunk
+        return chunk
+
+    @functools.cached_property
+    def _chunk(self) -> int:
+        """Rows of a chunk that are fetched together."""
+        partition = int(np.argmax(self._ends > self._starts))
+        mean = self._source.encoded_bytes(self._part(partition))
+        return int(np.clip(_CHUNK_BYTES // max(1.0, mean), 1, CHUNK))
+
     def start(
         self, rows: Rows, shape: tuple[int, int] | None
     ) -> Callable[[], tuple[BatchRows, np.ndarray]]:
         """Start to decode rows."""
         parts, order = self._parts(rows.numbers)
+        self._fetched = np.setdiff1d(self._fetched, rows.numbers)
         future = self._source.decode(parts, order, rows.draws, shape)
 
         def result() -> tuple[BatchRows, np.ndarray]:

@@ -30,10 +30,15 @@ from distributed.utils import offload
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset import (
+    EncodedAhead,
     LastDecode,
+    known_lengths,
     last_decode,
     persist_moves,
+    reads_remote,
     shard_of_partition,
+    unindexed_remote,
+    warn_user,
     with_bad_rows,
     with_draw,
 )
@@ -47,6 +52,7 @@ from dask_image_ingest.frames import (
     this_machine,
 )
 from dask_image_ingest.loader.batch_format import as_pandas
+from dask_image_ingest.loader.order import torch_worker
 from dask_image_ingest.scheduler_plugin import client_that_computes
 
 
@@ -125,6 +131,9 @@ logger = logging.getLogger("dask_image_ingest")
 # another order each time; and Dask would join small files of parquet to other partitions for each
 # choice of columns.
 _NUMBERED = {"dataframe.shuffle.method": "tasks", "optimization.tune.active": False}
+
+# Indexes on servers that are read at once, by a few requests each.
+_INDEXES_AT_ONCE = 8
 
 # Default read-ahead on a cluster: a partition for each thread, up to a number that bounds the
 # memory, and two more, so that no thread is idle until a finished partition is used.
@@ -330,13 +339,27 @@ class LazySource(Source):
         return _once((self._rows._name, None), self._count)
 
     def _count(self) -> np.ndarray:
-        others = [name for name in self._frame.columns if name != self._image]
-        images = set(image_columns(self._frame))
-        cheap = next((name for name in others if name not in images), self._frame.columns[0])
+        decode = last_decode(self._rows.expr)
+        frame = self._rows if decode is None else new_collection(decode.rows)
+        images = {self._image, *image_columns(self._frame)}
+        cheap = next((name for name in frame.columns if name not in images), frame.columns[0])
+        rows = frame[[cheap]]
+        if (known := known_lengths(rows.expr)) is not None:
+            return np.array(known, np.int64)
+        unindexed = unindexed_remote(rows.expr)
+        if unindexed is not None and not torch_worker()[0]:
+            warn_user(
+                "rows are counted before the first batch, and each process reads all of a shard "
+                f"for that if it has no index, as {unindexed}. Run write_index() once: then each "
+                "process fetches only the images of its rows"
+            )
         meta = pd.Series([], dtype="int64")
-        lengths = self._rows[[cheap]].map_partitions(_length, meta=meta)
+        lengths = rows.map_partitions(_length, meta=meta)
+        options: dict[str, Any] = {"scheduler": self._scheduler}
+        if self._client is None and unindexed is None and reads_remote(rows.expr):
+            options = {"scheduler": "threads", "num_workers": _INDEXES_AT_ONCE}
         with dask.config.set(_NUMBERED):
-            counts = lengths.compute(scheduler=self._scheduler)
+            counts = lengths.compute(**options)
         result: np.ndarray = counts.to_numpy(np.int64)
         return result
 
@@ -394,24 +417,51 @@ class ReferenceSource(LazySource):
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(decode.rows), image)
         self._last = decode
+        #: Whether images are fetched here, before they are decoded; a cluster's workers do both.
+        self.fetches_ahead = self._client is None and decode.is_remote
+        self._ahead: EncodedAhead | None = None
         self._gathering: Executor | None = None
+        self._reading_threads: Executor | None = None
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
+        set_up = self._backend.thread_setup()
         self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
-        self._gathering.submit(self._backend.thread_setup())
+        self._gathering.submit(set_up)
+        self._reading_threads = self._gathering
+        if self.fetches_ahead:
+            self._reading_threads = ThreadPoolExecutor(
+                _INDEXES_AT_ONCE, "iter-batches-references", set_up
+            )
+            self._ahead = EncodedAhead(self._last.images)
         return self
 
     def __exit__(self, *error: object) -> None:
+        ours = self._process in (None, os.getpid())
+        if ours and self._ahead is not None:
+            self._ahead.close()
         super().__exit__(*error)
-        if self._gathering is not None and self._process in (None, os.getpid()):
+        if ours and self._gathering is not None and self._reading_threads is not None:
             self._gathering.shutdown(wait=False)
+            self._reading_threads.shutdown(wait=False)
 
     @property
     def _reading(self) -> Executor:
-        """The thread that reads references, while another one decodes."""
+        """The threads that read references, while another one decodes."""
+        assert self._reading_threads is not None
+        return self._reading_threads
+
+    def encoded_bytes(self, part: Future[Any]) -> float:
+        """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
+        assert self._ahead is not None
+        return self._ahead.mean_size(part.result())
+
+    def fetch(self, part: Future[Any], rows: np.ndarray) -> None:
+        """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
+        ahead = self._ahead
+        assert ahead is not None
         assert self._gathering is not None
-        return self._gathering
+        self._gathering.submit(lambda: ahead.request(part.result().iloc[rows]))
 
     def row_bytes(self, number: int) -> float | None:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
@@ -442,10 +492,16 @@ class ReferenceSource(LazySource):
         seeds = draws if self._last.is_random and draws.any() else None
         decode = (self._last if shape is None else self._last.resized(shape)).function
         assert self._threads is not None
-        rows = self._reading.submit(_gather, parts, order)
+        assert self._gathering is not None
+        rows = self._gathering.submit(_gather, parts, order)
         if self._client is None:
-            return self._threads.submit(lambda: decode(rows.result(), seeds))
-        sent = self._reading.submit(lambda: self._submit(decode, rows.result(), seeds))
+            if (ahead := self._ahead) is None:
+                return self._threads.submit(lambda: decode(rows.result(), seeds))
+            fetch = self._gathering.submit(lambda: ahead.take(rows.result()))
+            return self._threads.submit(
+                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result())
+            )
+        sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
         return self._threads.submit(
             lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
         )

@@ -209,6 +209,7 @@ def open_shard(
     url: str,
     storage_options: dict[str, Any] | None = None,
     listed: Shard | None = None,
+    head_size: int | None = None,
 ) -> Iterator[ByteReader]:
     """Open a shard for :func:`~dask_image_ingest.tar.index_tar` and ``read_member``.
 
@@ -221,6 +222,9 @@ def open_shard(
     ----------
     listed
         The shard as it was listed; it must not have changed since.
+    head_size
+        Bytes of a remote shard to fetch at once; few if only ranges of it will be read. None for
+        the setting ``head``.
 
     Raises
     ------
@@ -232,7 +236,10 @@ def open_shard(
         If the shard cannot be read, now or while it is open; if it has changed since it was listed,
         or, on leaving the context, since it was opened.
     """
-    with open_file(url, storage_options, listed) as stored, decompressed(stored, url) as content:
+    with (
+        open_file(url, storage_options, listed, head_size) as stored,
+        decompressed(stored, url) as content,
+    ):
         yield content
 
 
@@ -241,6 +248,7 @@ def open_file(
     url: str,
     storage_options: dict[str, Any] | None = None,
     listed: Shard | None = None,
+    head_size: int | None = None,
 ) -> Iterator[ByteReader]:
     """Open a file as `open_shard` does, but never decompress it."""
     if is_pipe(url):
@@ -248,7 +256,7 @@ def open_file(
         return
     path = local_path(url)
     if path is None:
-        with open_remote(url, storage_options, listed) as content:
+        with open_remote(url, storage_options, listed, head_size) as content:
             yield content
         return
     with closing(LocalReader(path)) as file:
@@ -287,11 +295,11 @@ class LazyReader(ByteReader):
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         return self.content[part]
 
-    def prefetch(self, ranges: Iterable[tuple[int, int]]) -> None:
+    def prefetch(self, ranges: Iterable[tuple[int, int]], gap: int | None = None) -> None:
         """Prefetch these ranges; the shard is not opened if there are none."""
         ranges = list(ranges)
         if ranges:
-            self.content.prefetch(ranges)
+            self.content.prefetch(ranges, gap)
 
     def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
         self.content.prefetch_into(start, stop, memory)

@@ -51,8 +51,11 @@ class ByteReader:
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         raise NotImplementedError
 
-    def prefetch(self, ranges: Iterable[Range]) -> None:
-        """Prefetch these ranges, roughly in order, and from now on nothing else."""
+    def prefetch(self, ranges: Iterable[Range], gap: int | None = None) -> None:
+        """Prefetch these ranges, roughly in order, and from now on nothing else.
+
+        Ranges that lie at most ``gap`` bytes apart are one request; None for the setting ``gap``.
+        """
 
     def prefetch_scan(self) -> None:
         """Expect a scan of the headers, followed by reads of the members it finds.

@@ -58,6 +58,12 @@ def test_the_first_batch_comes_from_all_shards_and_decodes_little_more(large, wo
     assert work["decoded"] <= 2 * 48 == 8 * 24 / 2  # the step, and the one that is read ahead
 
 
+def test_rows_are_counted_without_a_decode(ddf, work):  # noqa: F811
+    rows = len(ddf[["__key__"]].compute())
+    assert len(ddf.images.iter_batches(10, shuffle=1, columns=[])) == -(-rows // 10)
+    assert not work["decoded"]
+
+
 def test_the_order_is_that_of_rows_in_memory(ddf):
     references = list(ddf.images.iter_batches(10, shuffle=1))
     persisted = list(ddf.persist().images.iter_batches(10, shuffle=1))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -12,10 +13,13 @@ import numpy as np
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import ImageNode
+from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
+from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, SAME_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Scan
+from dask_image_ingest.dataset.references.ahead import fetch_rows
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (
+    Fetch,
     decode_partition,
     decode_pieces,
     encoded_sizes,
@@ -23,10 +27,11 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
+from dask_image_ingest.dataset.references.fused_decode import ScanPlaceholder, Steps
 from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.storage import has_random_access, local_path
+from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 
 
 def _apply(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any) -> Any:
@@ -166,15 +171,18 @@ _SAMPLED = 64
 def _decode_rows(
     images: Sequence[ColumnDecode],
     columns: Sequence[Any],
+    steps: Steps | None,
     rows: Any,
     draws: np.ndarray | None = None,
+    fetch_bytes: Fetch = fetch_rows,
 ) -> Any:
-    return decode_partition(rows, images, draws=draws)[list(columns)]
+    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes)
+    return (decoded if steps is None else steps.function(decoded))[list(columns)]
 
 
 @dataclass(frozen=True)
 class LastDecode:
-    """The final decode of a query of local files, apart from the undecoded rows below it.
+    """The last decode of a query, apart from the undecoded rows below it.
 
     Attributes
     ----------
@@ -183,21 +191,25 @@ class LastDecode:
     images
         As for `Decode`.
     columns
-        Columns of the decoded result, in order.
+        Columns of the result, in order.
+    steps
+        Row-wise operations that follow, such as ``map_batches``; None without.
     """
 
     rows: dx.Expr
     images: tuple[ColumnDecode, ...]
     columns: tuple[Any, ...]
+    steps: Steps | None
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Function of a frame of any of these rows, and of their ``draws``, that decodes it.
+        """Function of a frame of any of these rows, of ``draws`` and ``fetch_bytes``: decodes it.
 
         ``draws``, uint64 (rows,), says which random numbers each row gets; None those of a read.
+        ``fetch_bytes`` fetches the images; without, their ranges are fetched.
         Rows with equal reference and draw have equal pixels, whatever else the frame holds.
         """
-        return functools.partial(_decode_rows, self.images, self.columns)
+        return functools.partial(_decode_rows, self.images, self.columns, self.steps)
 
     def resized(self, shape: tuple[int, int]) -> LastDecode:
         """The same decode to images of one height and width, of which edges are cut off.
@@ -210,6 +222,11 @@ class LastDecode:
     def is_random(self) -> bool:
         """True if pixels may depend on ``draws``."""
         return any(each.decoding.is_random for each in self.images)
+
+    @property
+    def is_remote(self) -> bool:
+        """True if images are fetched from a server."""
+        return reads_remote(self.rows)
 
     def pixels(self, rows: Any) -> int | None:
         """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""
@@ -234,23 +251,96 @@ def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
 
 
 def last_decode(expr: dx.Expr) -> LastDecode | None:
-    """The decode that ends a query; None if it ends otherwise or reads remote or piped shards.
+    """The last decode of a query; None if rows of its result can't be made apart from others.
 
-    None also if rows are dropped by their errors, so that their number is not known before.
-
-    The scan of a remote shard may download all of it, and a later decode would do so again.
+    They can if only row-wise operations follow it, and shards are local, or indexed, with random
+    access. Without an index, the scan of a remote shard downloads all of it, and a later decode
+    would do so again. None also if rows are dropped by their errors or by other pixels, so that
+    their number is not known before.
     """
     expr = expr.simplify()
-    decode = _decode_at_end(expr)
+    decode = _decode_before_steps(expr)
     if decode is None or decode.only is not None:
         return None  # how many rows there are is known when they are decoded
     nodes = _nodes(decode.frame)
     if not all(isinstance(node, dx.Blockwise) for node in nodes):
         return None
-    urls = [getattr(node, "first_url", None) for node in nodes if not node.dependencies()]
-    if any(url is None or local_path(url) is None or not has_random_access(url) for url in urls):
+    sources = [node for node in nodes if not node.dependencies()]
+    if not all(isinstance(node, Scan) and _reads_apart(node) for node in sources):
         return None
-    return LastDecode(decode.frame, decode.images, tuple(expr.columns))
+    steps = None
+    if not isinstance(expr, Decode):
+        decoded = ScanPlaceholder(decode._meta)
+        steps = Steps(expr.substitute(decode, decoded).lower_completely())
+    return LastDecode(decode.frame, decode.images, tuple(expr.columns), steps)
+
+
+# Operations whose results over some rows are those rows of the result.
+_STEPS = (*SAME_ROWS, *ELEMENTWISE, PreservesRows)
+
+
+def _decode_before_steps(expr: dx.Expr) -> Decode | None:
+    """The decode of all rows that only row-wise operations follow in a simplified query, if any."""
+    found: dict[str, Decode] = {}
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if type(node) is Decode:
+            found[node._name] = node
+        elif isinstance(node, _STEPS) and node.dependencies():
+            stack += node.dependencies()
+        else:
+            return None
+    (decode, *others) = found.values()
+    return None if others or decode.limit is not None else decode
+
+
+def reads_remote(expr: dx.Expr) -> bool:
+    """True if some shard of a query is on a server."""
+    return any(_is_remote(url) for url in _urls_of(expr))
+
+
+def _is_remote(url: str) -> bool:
+    return local_path(url) is None and not is_pipe(url)
+
+
+def unindexed_remote(expr: dx.Expr) -> str | None:
+    """The first remote tar without an index of a query; None if there is none."""
+    for scan in expr.find_operations(Scan):
+        dataset = scan.dataset
+        if not dataset.are_numbered and not dataset.options.is_table:
+            for split in itertools.chain(*dataset.partitions):
+                if split.index is None and _is_remote(split.url):
+                    return split.url
+    return None
+
+
+def known_lengths(expr: dx.Expr) -> list[int] | None:
+    """Rows of each partition of a query without filters, by the indexes; None if unknown."""
+    scan = expr.simplify()
+    if not isinstance(scan, Scan) or scan.dataset.options.shard_errors != "raise":
+        return None
+    lengths = [length for length in scan.lengths if length is not None]
+    return lengths if len(lengths) == scan.npartitions else None
+
+
+def _reads_apart(scan: Scan) -> bool:
+    """True if the images of some rows can be read without the rest of their shards."""
+    dataset = scan.dataset
+    located = {
+        split.url for split in itertools.chain(*dataset.partitions) if split.index is not None
+    }
+    return all(
+        has_random_access(url)
+        and (local_path(url) is not None or dataset.are_numbered or url in located)
+        for url in _urls_of(scan)
+    )
+
+
+def _urls_of(expr: dx.Expr) -> Iterator[str]:
+    """The shards of a query."""
+    for scan in expr.find_operations(Scan):
+        yield from (shard.url for shard in scan.dataset.shards)
 
 
 def _decode_at_end(expr: dx.Expr) -> Decode | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -41,6 +41,14 @@ from dask_image_ingest.tar import (
     too_large_error,
 )
 
+# Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
+_HEAD_SIZE = 512
+
+#: Fetches encoded images with these ``storage_options``: as `fetch_encoded`.
+Fetch: TypeAlias = Callable[
+    [Sequence[ImageReference], dict[str, Any] | None], list[bytes | memoryview | Header]
+]
+
 # Reads an image from an open shard, given its offset and size.
 _Read = Callable[[ByteReader, tuple[int, int]], bytes | memoryview | Header]
 
@@ -61,6 +69,7 @@ def fetch(
     references: Sequence[ImageReference],
     decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
+    fetch_bytes: Fetch | None = None,
 ) -> tuple[list[Header], list[bytes | memoryview | None]]:
     """Fetch encoded images; returns the header and the bytes of each.
 
@@ -71,7 +80,7 @@ def fetch(
     ShardError, ShardNotFoundError
         If a shard can't be read, or is of another version than a reference names.
     """
-    fetched = fetch_encoded(references, storage_options)
+    fetched = (fetch_bytes or fetch_encoded)(references, storage_options)
     encoded = [None if isinstance(data, Header) else data for data in fetched]
     headers = [
         data
@@ -116,11 +125,12 @@ def fetch_encoded(
     storage_options: dict[str, Any] | None,
     read: _Read = _copied,
     longest: int | None = None,
+    gap: int | None = None,
 ) -> list[bytes | memoryview | Header]:
     """Fetch encoded images, or what ``read`` makes of them; opens each shard once.
 
     For an image that can't be found, a header with an error. ``longest`` limits how many bytes of
-    each image are prefetched; None for all.
+    each image are prefetched; None for all. ``gap`` is as for ``ByteReader.prefetch``.
 
     Raises
     ------
@@ -146,12 +156,14 @@ def fetch_encoded(
         for listed, version_rows in by_version.items():
             of_version = {row: references[row] for row in version_rows}
             if not all(map(_is_file, of_version.values())):
-                with open_shard(url, storage_options, listed) as content:
-                    _read(content, url, of_version, results, read, longest)
+                scans = any(reference.place is None for reference in of_version.values())
+                head_size = None if scans else _HEAD_SIZE
+                with open_shard(url, storage_options, listed, head_size) as content:
+                    _read(content, url, of_version, results, read, longest, gap)
                 continue
             try:
                 with open_file(url, storage_options, listed) as content:
-                    _read(content, url, of_version, results, read, longest)
+                    _read(content, url, of_version, results, read, longest, gap)
             except (ShardError, ShardNotFoundError) as error:
                 for row in version_rows:
                     results[row] = missing_file(url, error)
@@ -178,6 +190,7 @@ def _read(
     results: list[bytes | memoryview | Header],
     read: _Read,
     longest: int | None,
+    gap: int | None,
 ) -> None:
     """Read the images of an open shard in the order of their offsets."""
     spans = {row: place for row, each in references.items() if (place := each.place) is not None}
@@ -186,7 +199,7 @@ def _read(
         (start, start + (size if longest is None else min(size, longest)))
         for start, size in valid.values()
     )
-    content.prefetch(sorted(ranges))
+    content.prefetch(sorted(ranges), gap)
     for row in sorted(spans, key=spans.__getitem__):
         results[row] = read(content, spans[row]) if row in valid else _OUTSIDE
     if len(spans) < len(references):
@@ -242,11 +255,12 @@ def decode_partition(
     only: ErrorFilter = None,
     limit: int | None = None,
     draws: np.ndarray | None = None,
+    fetch_bytes: Fetch | None = None,
 ) -> Any:
     """Decode the references of a pandas or cuDF frame.
 
-    ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` as for `FetchedImages`, only
-    without a limit.
+    ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and
+    ``fetch_bytes`` as for `FetchedImages`.
 
     Raises
     ------
@@ -255,14 +269,18 @@ def decode_partition(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    decode = functools.partial(_decode_frame, images, draws, only)
+    decode = functools.partial(_decode_frame, images, draws, fetch_bytes, only)
     return decode_first_rows(frame, decode, limit)
 
 
 def _decode_frame(
-    images: Sequence[ColumnDecode], draws: np.ndarray | None, only: ErrorFilter, frame: Any
+    images: Sequence[ColumnDecode],
+    draws: np.ndarray | None,
+    fetch_bytes: Fetch | None,
+    only: ErrorFilter,
+    frame: Any,
 ) -> Any:
-    encoded = [FetchedImages(frame, each, draws) for each in images]
+    encoded = [FetchedImages(frame, each, draws, fetch_bytes) for each in images]
     nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
     largest = backend_of(frame).largest_partition
     check_size(f"the {len(frame)} images of a partition", nbytes, largest)
@@ -338,6 +356,8 @@ class FetchedImages:
     draws : array of uint64, shape (n,), or None
         Which random numbers each row gets (`Origin.draw`); None for those of a read. All image
         columns of a row get the same.
+    fetch_bytes
+        Fetches the images; None for `fetch_encoded`.
 
     Attributes
     ----------
@@ -345,7 +365,13 @@ class FetchedImages:
         Decoded bytes of each row's image.
     """
 
-    def __init__(self, frame: Any, images: ColumnDecode, draws: np.ndarray | None = None) -> None:
+    def __init__(
+        self,
+        frame: Any,
+        images: ColumnDecode,
+        draws: np.ndarray | None = None,
+        fetch_bytes: Fetch | None = None,
+    ) -> None:
         self.images = images
         self._backend = backend_of(frame)
         rows = reference_rows(references_of(frame, images.image))
@@ -363,7 +389,7 @@ class FetchedImages:
             pairs = np.rec.fromarrays([self._indices, self._draws])
             self._pictures = np.unique(pairs, return_inverse=True)[1].reshape(-1)
         self._headers, self._encoded = fetch(
-            self._references, images.decoding, images.storage_options
+            self._references, images.decoding, images.storage_options, fetch_bytes
         )
         self._headers.append(_NO_REFERENCE)
         self._encoded.append(None)

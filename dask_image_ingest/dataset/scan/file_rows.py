@@ -182,7 +182,8 @@ def for_each(
     """Call a function that reads an item: concurrently if some of their URLs are remote."""
     # Local files would only compete for the disk. The output of a pipe is held in memory as a
     # whole: a second one at a time would double that.
-    if not any(local_path(url) is None and not is_pipe(url) for url in urls):
+    items = list(items)
+    if len(items) < 2 or all(local_path(url) is not None or is_pipe(url) for url in urls):
         return list(map(function, items))
     with ThreadPoolExecutor(_REMOTE_AT_ONCE) as threads:
         return list(threads.map(function, items))

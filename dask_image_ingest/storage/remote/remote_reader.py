@@ -32,7 +32,7 @@ from dask_image_ingest.storage.shard import Shard, changed
 from dask_image_ingest.storage.streams import SpillFile, without_pipes_allowed
 
 #: Page size in bytes. Ranges start at a page boundary, so that none overlaps another.
-PAGE = 16 << 10
+PAGE = 4 << 10
 
 
 class CachedRange:
@@ -186,6 +186,9 @@ class PageCache:
 # It starts small, so that little is wasted on a scan that turns out to skip members.
 _FIRST_WINDOW, _WINDOW_GROWTH = 1 << 20, 8
 
+# A header scan fetches at least so many bytes at a time, and takes no fewer for a skip.
+_SCANNED = 16 << 10
+
 # A window is fetched by at least this many requests, none smaller than this, in bytes.
 _REQUESTS_PER_WINDOW, _SMALLEST_REQUEST = 16, 128 << 10
 
@@ -254,14 +257,15 @@ class RemoteReader(ByteReader):
             self._planned = None
             self._begin_scan()
 
-    def prefetch(self, ranges: Iterable[Range]) -> None:
+    def prefetch(self, ranges: Iterable[Range], gap: int | None = None) -> None:
+        gap = self._settings.gap if gap is None else gap
         with self._lock:
             self._cache.abandon()
             self._cache.spilling = False
             planned: deque[Range] = deque()
             beyond_head = ((start, stop) for start, stop in ranges if stop > len(self._head))
             pages = ((start - start % PAGE, stop + -stop % PAGE) for start, stop in beyond_head)
-            for start, stop in merge(pages, self._settings.gap):
+            for start, stop in merge(pages, gap):
                 for first, last in self._cache.missing(max(start, 0), min(stop, self._size)):
                     planned.extend(split(first, last, self._settings.request_size))
             self._planned = planned
@@ -280,8 +284,8 @@ class RemoteReader(ByteReader):
         if self._closed.is_set():
             raise ShardError(f"{self._source.url} cannot be read: it was closed")
         if first is None or stop > first.stop:
-            # A scan gets a whole page: it may hold the next headers, too, if members are small.
-            needed = stop if self._planned is not None else max(stop, start + PAGE)
+            # A scan gets more: it may hold the next headers, too, if members are small.
+            needed = stop if self._planned is not None else max(stop, start + _SCANNED)
             for missing in self._cache.missing(start, min(needed, self._size)):
                 for piece in split(*missing, self._settings.request_size):
                     self._request(*piece)
@@ -315,11 +319,11 @@ class RemoteReader(ByteReader):
         """Request what follows a scan's read of ``start`` to ``stop``, unless the scan skips."""
         skipped = start - self._scan_position
         self._scan_position = stop
-        if skipped < -PAGE:  # back: a new scan
+        if skipped < -_SCANNED:  # back: a new scan
             self._begin_scan()
             self._window_end = self._scan_position = stop
             return
-        if skipped > PAGE:
+        if skipped > _SCANNED:
             self._mean_skip = (3 * self._mean_skip + skipped) // 4 if self._mean_skip else skipped
         self._cache.mark_used_before(start)
         if self._mean_skip > self._settings.skip:
@@ -361,14 +365,20 @@ _S3, _AZURE = frozenset({"s3", "s3a"}), frozenset({"az", "abfs", "abfss"})
 
 @contextmanager
 def open_remote(
-    url: str, storage_options: dict[str, Any] | None, listed: Shard | None = None
+    url: str,
+    storage_options: dict[str, Any] | None,
+    listed: Shard | None = None,
+    head_size: int | None = None,
 ) -> Iterator[ByteReader]:
     """Open a remote shard; a small one, or one without range requests, is read as a whole.
 
+    Fetches its first ``head_size`` bytes, or of a small shard all; None for the setting ``head``.
     Raises if ``listed`` is given and the shard has another version now.
     """
     settings = configured_settings()
-    source, head = _first_to_answer(_sources(url, storage_options, settings), settings)
+    is_small = listed is not None and 0 <= listed.size <= settings.head
+    nbytes = settings.head if head_size is None or is_small else head_size
+    source, head = _first_to_answer(_sources(url, storage_options, settings), settings, nbytes)
     if listed is not None and not (
         listed.size in (head.size, -1) and source.is_version(listed.version)
     ):
@@ -381,13 +391,13 @@ def open_remote(
     source.refuse_changes()
 
 
-def _first_to_answer(sources: list[Source], settings: Settings) -> tuple[Source, Head]:
+def _first_to_answer(sources: list[Source], settings: Settings, nbytes: int) -> tuple[Source, Head]:
     """The first source that works, and the first bytes from it."""
     for source in sources:
         retries = Retries(source.url, settings.retry_limit, reached=False)
         latency = latency_stats_of(source.url)
         try:
-            head = fetch_head(source, settings.head, retries, latency, settings.read_timeout)
+            head = fetch_head(source, nbytes, retries, latency, settings.read_timeout)
         except ShardError:
             if source is sources[-1]:
                 raise
