@@ -37,7 +37,12 @@ _HEARTBEAT = 0.6
 _WIDTH = 10  # characters of the bar
 
 #: Names of the metrics.
-DECODED, BAD, WRITTEN = _METRICS = ("images decoded", "images not decoded", "samples written")
+DECODED, BAD, WRITTEN, SEARCHED = _METRICS = (
+    "images decoded",
+    "images not decoded",
+    "samples written",
+    "hashes searched",
+)
 LISTED = "files listed"
 
 _lock = threading.Lock()
@@ -169,7 +174,9 @@ class _Work(Callback):
         """The line; empty in the first second of the first task."""
         with contextlib.suppress(Exception):  # the last counts if the scheduler can't be reached
             self._now = self._counts()
-        done, decoded, bad, written = (self._now[n] - self._before[n] for n in ("done", *_METRICS))
+        done, decoded, bad, written, searched = (
+            self._now[name] - self._before[name] for name in ("done", *_METRICS)
+        )
         tasks = done + self._now["left"]
         if not tasks:
             self._began = time.monotonic()
@@ -185,6 +192,8 @@ class _Work(Callback):
             parts.append(f"{bad:,} bad")
         if written:
             parts.append(f"{written:,} written ({written / seconds:,.0f}/s)")
+        if searched:
+            parts.append(f"{searched:,} hashes searched ({searched / seconds:,.0f}/s)")
         if 0 < done < tasks:
             parts.append(f"about {seconds * (tasks - done) / done:.0f} s left")
         return ", ".join(parts)

@@ -35,6 +35,7 @@ SUBJECTS = {
     curate.compute_fingerprints: ["frame", "kinds"],
     curate.find_duplicates: ["frame", "by", "distance"],
     curate.find_overlaps: ["train", "test", "by", "distance"],
+    curate.write_hashes: ["frame", "path", "by"],
     curate.embed: ["frame", "model"],
     curate.embed_texts: ["frame", "model", "texts"],
     curate.classify: ["frame", "model", "names"],

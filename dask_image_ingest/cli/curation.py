@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import resource
+import sys
+import time
 from typing import Any
 
 import numpy as np
@@ -75,6 +78,7 @@ def quality(args: argparse.Namespace) -> tuple[int, str]:
 
 def duplicates(args: argparse.Namespace) -> tuple[int, str]:
     """The groups of duplicates, and which image of each to keep."""
+    started = time.monotonic()
     with skipped_shards() as reasons:
         frame = find_duplicates(
             _read(args),
@@ -82,6 +86,8 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
             args.distance,
             variants=args.variants.split(",") if args.variants else (),
             keep=args.keep,
+            against=args.against,
+            memory=args.memory,
         )
         added = [name for name in frame.columns if name.startswith("duplicate.")]
         shown = _COLUMNS if args.html else _COLUMNS[:2]
@@ -91,7 +97,14 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
     groups = _groups(table)
     count = sum(len(group["duplicates"]) for group in groups)
     if args.json:
-        result = {"samples": len(table), "duplicates": count, "skipped": skipped, "groups": groups}
+        result = {
+            "samples": len(table),
+            "duplicates": count,
+            "skipped": skipped,
+            "seconds": round(time.monotonic() - started, 3),
+            "peak_memory": _peak_memory(),
+            "groups": groups,
+        }
         text = json.dumps(result, indent=2)
     else:
         lines = [f"{number(len(table), 'sample')}, {number(count, 'duplicate')}"]
@@ -148,15 +161,23 @@ def _worst(table: pd.DataFrame, issue: str) -> list[dict[str, str]]:
     return samples[["__key__", "__url__"]].iloc[order].to_dict("records")
 
 
+def _peak_memory() -> int:
+    """The most memory that this process has had, in bytes."""
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
 def _groups(table: pd.DataFrame) -> list[dict[str, Any]]:
     """The groups of duplicates: the row to keep, and the others."""
     groups = []
     for _, rows in table.dropna(subset="duplicate.group").groupby("duplicate.group"):
         is_kept = rows["duplicate.keep"].astype(bool)
         dropped = rows[~is_kept].rename(columns={"duplicate.distance": "distance"})
+        kept = rows.loc[is_kept, ["__key__", "__url__"]].to_dict("records")
         groups.append(
             {
-                "keep": rows.loc[is_kept, ["__key__", "__url__"]].to_dict("records")[0],
+                # One of --against has no shard.
+                "keep": kept[0] if kept else {"__key__": dropped["duplicate.of"].iloc[0]},
                 "duplicates": dropped[["__key__", "__url__", "distance"]].to_dict("records"),
             }
         )
@@ -164,4 +185,5 @@ def _groups(table: pd.DataFrame) -> list[dict[str, Any]]:
 
 
 def _row_text(row: dict[str, Any]) -> str:
-    return f"{row['__key__']} of {shard_name(row['__url__'])}"
+    shard = f" of {shard_name(row['__url__'])}" if "__url__" in row else ""
+    return f"{row['__key__']}{shard}"

@@ -184,7 +184,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=int,
         default=24,
         metavar="BITS",
-        help="bits of 256 that near images may differ in, 0 to 31 (default 24)",
+        help="bits of 256 that near images may differ in, 0 to 64 (default 24)",
     )
     comparing.add_argument(
         "--variants",
@@ -197,6 +197,17 @@ def make_parser() -> argparse.ArgumentParser:
         default="largest",
         metavar="WHICH",
         help="largest (default), best, first, or a column, to keep the row with its largest value",
+    )
+    comparing.add_argument(
+        "--against",
+        metavar="FOLDER",
+        help="hashes of images kept before, stored by curate.write_hashes(): those come first",
+    )
+    comparing.add_argument(
+        "--memory",
+        default="4 GiB",
+        metavar="SIZE",
+        help="the most memory of the search, beside the hashes (default 4 GiB)",
     )
     comparing.set_defaults(verb=duplicates)
 

@@ -20,6 +20,7 @@ from dask_image_ingest.curate.embeddings import (
     transformers_model,
 )
 from dask_image_ingest.curate.fingerprints import compute_fingerprints
+from dask_image_ingest.curate.hash_store import write_hashes
 from dask_image_ingest.curate.quality import find_issues, measure_quality, summarize_issues
 from dask_image_ingest.curate.report import Report, write_report
 
@@ -43,5 +44,6 @@ __all__ = [
     "open_clip_model",
     "summarize_issues",
     "transformers_model",
+    "write_hashes",
     "write_report",
 ]

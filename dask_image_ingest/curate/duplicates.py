@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from os import PathLike
 from typing import Any, Literal
 
 import numpy as np
@@ -11,6 +13,8 @@ import pyarrow as pa
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
+    number_of_bytes,
+    shown,
     whole_number,
 )
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
@@ -20,6 +24,8 @@ from dask_image_ingest.curate.hamming import (
     nearest,
     nearest_kept,
 )
+from dask_image_ingest.curate.hash_store import StoredHashes, read_hashes
+from dask_image_ingest.curate.hash_tables import MEMORY
 from dask_image_ingest.curate.ranking import (
     Ranked,
     columns_to_join,
@@ -32,8 +38,10 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 
-# ThreatExchange's own limit for a match. The search by bands still finds nine of ten pairs there.
-_MAX_DISTANCE = 31
+# Twice ThreatExchange's own limit for a match. Unrelated photographs are never as near.
+_MAX_DISTANCE = 64
+
+_LEAST_MEMORY = 64 << 20
 
 
 def find_duplicates(
@@ -44,13 +52,16 @@ def find_duplicates(
     variants: Sequence[Variant] = (),
     keep: Literal["largest", "best", "first"] | str = "largest",
     identity: str | None = None,
+    against: Frame | str | PathLike[str] | None = None,
+    memory: str | int = MEMORY,
 ) -> Frame:
     """Find duplicate images, and choose which of each group to keep.
 
     Computes at once: fingerprints that the frame lacks, for which each image is decoded once, then
-    the groups, in the memory of this process (about 0.3 kB a row). The result is lazy if the frame
-    is, and looks each row up by its URL, key and offset; using its pixels decodes them again. To
-    use a frame's hashes several times, store them first:
+    the groups. Hashes and keys are gathered in this process (about 0.3 kB a row); near hashes are
+    searched with the current scheduler, so on the workers of a cluster. The result is lazy if the
+    frame is, and looks each row up by its URL, key and offset; using its pixels decodes them again.
+    To use a frame's hashes several times, store them first:
     ``checkpoint(compute_fingerprints(ddf)...)``.
 
     Parameters
@@ -63,7 +74,8 @@ def find_duplicates(
         ``"bytes"`` and ``"pixels"`` find equal images, without and with a decode; ``"pdq"`` finds
         near ones too: encoded again, resized, slightly changed.
     distance
-        For ``"pdq"``: the most bits, of 256, in which two near images may differ, 0 to 31.
+        For ``"pdq"``: the most bits, of 256, in which two near images may differ, 0 to 64. Above 31
+        unrelated forms and pages of text are near, and the search takes many times as long.
     variants
         For ``"pdq"``: how a near image may also be mirrored or turned, by the names in
         :func:`compute_fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
@@ -75,11 +87,18 @@ def find_duplicates(
     identity
         A column of unique values that identifies rows, for frames without ``__url__`` and
         ``__key__``.
+    against
+        Rows that are kept already, and come before those of ``frame``: their hashes as stored by
+        :func:`write_hashes`, a folder, or another frame. Those are not compared with each other, so
+        that the search costs little more than the new rows do.
+    memory
+        The most memory of the search, beside the hashes: bytes, or a text such as ``"2 GiB"``.
+        Default: 4 GiB.
 
     Returns
     -------
     dataframe
-        ``frame`` with these columns, the same whatever the partitions are:
+        ``frame`` with these columns, the same whatever the partitions and the memory are:
 
         ``duplicate.keep``
             bool: whether to keep the row. Never null.
@@ -102,9 +121,14 @@ def find_duplicates(
     near. So chains of near rows never join rows far from each other. Each row that is not kept is
     within ``distance`` of the one in ``duplicate.of``, the nearest kept row.
 
-    Near hashes are found by 16 bands of 16 bits, of which two must have one in common: all pairs up
-    to 15 bits, of random pairs 99.1 % at 24 and 91.3 % at 31 bits. Rows that have no fingerprint
-    are kept.
+    Up to 131,072 different hashes, all near pairs are found. Of more, 99.9 % of random pairs at
+    ``distance`` are, and more of nearer ones: hashes are compared if they are equal in b of their
+    256 bits, in any of t tables, each of other bits. So of pairs that differ in d bits, about
+    1 - (1 - C(256 - d, b) / C(256, b)) ** t are found. About log2(rows) bits are taken, and as many
+    tables as make that 99.9 % at ``distance``. Hashes that are alike in crowds are searched once
+    more, among themselves, by tables of more bits, which may miss as many again. All rows that are
+    connected by near pairs are then compared with each other. Rows that have no fingerprint are
+    kept.
 
     Drop bad images before, not after: one of them may be the row that is kept.
 
@@ -120,26 +144,36 @@ def find_duplicates(
     52
     """
     variants = _check(by, distance, variants)
+    nbytes = _check_memory(memory)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     id_columns = resolve_identity(frame, identity)
     rank_by = parse_keep(keep, frame)
+    before = None if against is None else _rows_before(against, by, identity)
     ranked = rank_rows(frame, by, variants, rank_by, id_columns)
-    keeper, bits = _keepers(ranked, distance)
+    if before is None:
+        keeper, bits = _keepers(ranked, distance, nbytes)
+    else:
+        ranked, keeper, bits = _keepers_against(ranked, before, distance, nbytes)
     columns, grouped = group_columns(ranked, keeper, "duplicate")
     is_kept = keeper[grouped] < 0
     columns["duplicate.distance"] = pa.array(bits[grouped].astype(np.int32), mask=is_kept)
+    if before is not None:
+        is_new = grouped >= len(ranked.keys) - len(ranked.ids)
+        columns = {name: values.filter(pa.array(is_new)) for name, values in columns.items()}
+        grouped = grouped[is_new] - (len(ranked.keys) - len(ranked.ids))
     verdicts = columns_to_join(id_columns, ranked.ids[grouped], columns, {"duplicate.keep": True})
     return join_columns(frame, verdicts)
 
 
 def find_overlaps(
     train: Frame,
-    test: Any,
+    test: Frame | str | PathLike[str],
     by: Kind = "pdq",
     distance: int = 24,
     *,
     variants: Sequence[Variant] = (),
     identity: str | None = None,
+    memory: str | int = MEMORY,
 ) -> Frame:
     """Find the images of one collection that another one has too, such as its test set.
 
@@ -151,8 +185,9 @@ def find_overlaps(
     train
         The frame that gets the columns, as for :func:`find_duplicates`.
     test
-        The frame whose images ``train`` should not have.
-    by, distance, variants, identity
+        The frame whose images ``train`` should not have, or its hashes as stored by
+        :func:`write_hashes`.
+    by, distance, variants, identity, memory
         As for :func:`find_duplicates`.
 
     Returns
@@ -182,13 +217,12 @@ def find_overlaps(
     4
     """
     variants = _check(by, distance, variants)
-    for argument, frame in (("train", train), ("test", test)):
-        check_frame(frame._meta if isinstance(frame, FrameBase) else frame, argument)
+    nbytes = _check_memory(memory)
+    check_frame(train._meta if isinstance(train, FrameBase) else train, "train")
     id_columns = resolve_identity(train, identity, "train")
-    test_id_columns = resolve_identity(test, identity, "test")
+    others = _rows_before(test, by, identity, "test")
     ranked = rank_rows(train, by, variants, (), id_columns)
-    others = rank_rows(test, by, (), (), test_id_columns)
-    match, bits = _matches(ranked, others, distance)
+    match, bits = _matches(ranked, others, distance, nbytes)
     found = np.flatnonzero(match >= 0)
     columns = {
         "overlap.found": pa.array(np.ones(len(found), bool)),
@@ -211,40 +245,95 @@ def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
     return variants
 
 
-def _keepers(ranked: Ranked, distance: int) -> Nearest:
-    """The row that is kept instead of each row (-1: it is kept), and their distance in bits."""
+def _check_memory(memory: Any) -> int:
+    nbytes = number_of_bytes(memory)
+    if nbytes is None or nbytes < _LEAST_MEMORY:
+        raise ArgumentError(f"memory={shown(memory)}: pass at least 64 MiB, in bytes or as '2 GiB'")
+    return nbytes
+
+
+def _rows_before(
+    rows: Any, by: Kind, identity: str | None, argument: str = "against"
+) -> Ranked | StoredHashes:
+    """Hashes and keys of other rows: those of a folder, or of a frame."""
+    if isinstance(rows, (str, PathLike)):
+        return read_hashes(rows, by, argument)
+    check_frame(rows._meta if isinstance(rows, FrameBase) else rows, argument)
+    return rank_rows(rows, by, (), (), resolve_identity(rows, identity, argument))
+
+
+def _keepers(ranked: Ranked, distance: int, memory: int, gone: np.ndarray | None = None) -> Nearest:
+    """The row that is kept instead of each row (-1: it is kept), and their distance in bits.
+
+    Rows that are ``gone``, bool (n,), are not kept.
+    """
     keeper = np.full(len(ranked.ids), -1, np.int64)
     bits = np.zeros(len(keeper), np.int64)
+    gone = np.zeros(len(keeper), bool) if gone is None else gone
     for rows, is_exact in _by_comparison(ranked):
         # Avoid a copy of all hashes where all are compared in one way.
         hashes = ranked.hashes if len(rows) == len(keeper) else ranked.hashes[rows]
         if is_exact:
             first = first_equal(hashes[:, 0])
         else:
-            first, bits[rows] = nearest_kept(hashes, distance)
+            first, bits[rows] = nearest_kept(hashes, distance, gone[rows], memory)
         keeper[rows] = np.where(first < 0, -1, rows[first])
     return keeper, bits
 
 
-def _matches(ranked: Ranked, others: Ranked, distance: int) -> Nearest:
+def _keepers_against(
+    ranked: Ranked, before: Ranked | StoredHashes, distance: int, memory: int
+) -> tuple[Ranked, np.ndarray, np.ndarray]:
+    """`_keepers` if the rows ``before`` come first, and none of them goes.
+
+    Returns
+    -------
+    ranked : Ranked
+        The rows before that are near any, by their keys alone, then the new ones.
+    keeper, bits : array
+        Of all these.
+    """
+    match, match_bits = _matches(ranked, before, distance, memory)
+    found = match >= 0
+    keeper, bits = _keepers(ranked, distance, memory, found)
+    taken = np.unique(match[found])
+    # Ties go to the rows before.
+    nearer = found & ((keeper < 0) | (match_bits <= bits))
+    keeper = np.where(keeper < 0, -1, keeper + len(taken))
+    keeper[nearer] = np.searchsorted(taken, match[nearer])
+    keys = pa.chunked_array(
+        [*before.keys.take(pa.array(taken)).cast(pa.string()).chunks, *ranked.keys.chunks],
+        pa.string(),
+    )
+    none = np.zeros(len(taken), np.int64)
+    return (
+        replace(ranked, keys=keys),
+        np.concatenate([none - 1, keeper]),
+        np.concatenate([none, np.where(nearer, match_bits, bits)]),
+    )
+
+
+def _matches(ranked: Ranked, others: Ranked | StoredHashes, distance: int, memory: int) -> Nearest:
     """The nearest of ``others`` for each row (-1: none), and their distance in bits."""
     match = np.full(len(ranked.ids), -1, np.int64)
     bits = np.zeros(len(match), np.int64)
     for (rows, is_exact), (other_rows, _) in zip(
         _by_comparison(ranked), _by_comparison(others), strict=True
     ):
-        if not len(other_rows):
+        if not len(other_rows) or not len(rows):
             continue
-        hashes, other_hashes = ranked.hashes[rows], others.hashes[other_rows, 0]
+        hashes, other_hashes = ranked.hashes[rows], others.hashes[:, 0]
+        if len(other_rows) < len(other_hashes):
+            other_hashes = other_hashes[other_rows]
         if is_exact:
             first = _equal(hashes[:, 0], other_hashes)
         else:
-            first, bits[rows] = nearest(hashes, other_hashes, distance)
+            first, bits[rows] = nearest(hashes, other_hashes, distance, memory)
         match[rows] = np.where(first < 0, -1, other_rows[first])
     return match, bits
 
 
-def _by_comparison(ranked: Ranked) -> list[tuple[np.ndarray, bool]]:
+def _by_comparison(ranked: Ranked | StoredHashes) -> list[tuple[np.ndarray, bool]]:
     """Rows compared for equality, with True; rows compared by Hamming distance, with False."""
     return [(np.flatnonzero(ranked.is_exact), True), (np.flatnonzero(~ranked.is_exact), False)]
 
@@ -272,8 +361,15 @@ def group_columns(
 
 def _equal(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
     """The first of ``others`` that equals each hash, both uint64 (n, words); -1: none does."""
-    first = first_equal(np.concatenate([others, hashes]))[len(others) :]
-    return np.where(first < len(others), first, -1)
+    # Sort the hashes, which may be few, and look the others up: few have a word in common.
+    words = np.unique(hashes[:, 0])
+    place = np.searchsorted(words, others[:, 0]).clip(max=max(len(words) - 1, 0))
+    likely = np.flatnonzero(words[place] == others[:, 0])
+    first = first_equal(np.concatenate([others[likely], hashes]))[len(likely) :]
+    is_found = (first >= 0) & (first < len(likely))
+    found = np.full(len(hashes), -1, np.int64)
+    found[is_found] = likely[first[is_found]]
+    return found
 
 
 def _text(values: pa.ChunkedArray) -> pa.Array:

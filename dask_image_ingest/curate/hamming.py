@@ -1,53 +1,65 @@
-"""Near-duplicate search among millions of 256-bit hashes, without comparing all pairs.
+"""Near-duplicates among millions of 256-bit hashes: which rows are kept, and the nearest of them.
 
-A hash is cut into 16 bands of 16 bits; only hashes with a band in common are compared: of random
-pairs one in 4,096. Hashes that differ in at most 15 bits always have a common band; of random pairs
-that differ in 24 bits 99.1 % have one, in 31 bits 91.3 %. Hashes that share bands with a large part
-of all rows, such as pages that look alike, are compared with all rows instead, block by block.
+`hash_tables` connects near rows. Rows that are connected, directly or by way of others, are
+compared with each other here, in the order of the rows: so a pair that the tables miss is found if
+others lead from one to the other.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
-_BANDS = 16
-_VALUES = 1 << 16
+from dask_image_ingest.curate.hash_tables import (
+    MEMORY,
+    NONE,
+    compare_all,
+    hamming,
+    near_pairs,
+    nearest_matches,
+    pack,
+    unpack,
+)
 
-# Rows per batch of queries, and candidates per batch of comparisons: these fit a core's cache.
-_BLOCK = 4096
-_CANDIDATES = 1 << 18
-
-# Share of the rows from which a query's candidates are found by brute force: a pair costs 2 ns
-# there, and 8 to 110 ns in the lookup by bands.
-_CROWDED = 1 / 16
-_QUERIES, _ROWS = 32, 4096  # block of the brute force
-
-# Packed: distance in the high 24 bits, row in the low 40; min = nearest, ties to the lowest row.
-_NONE = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
-_ROW_BITS = np.uint64(40)
-_ROW = np.uint64((1 << 40) - 1)
+_SMALL = 32  # rows of a group that is compared at once with others of its size
+_PAIRS = 1 << 16  # distances of such groups at once
+_BLOCK = 256  # rows of a large group that are decided at once
 
 Nearest = tuple[np.ndarray, np.ndarray]  # rows (-1: none) and distances, int64 (n,)
 
 
 def first_equal(hashes: np.ndarray) -> np.ndarray:
     """Row of the first equal hash for each of ``hashes``, uint64 (n, words); -1 if it is itself."""
-    order = np.lexsort(hashes.T)
-    ordered = hashes[order]
-    begins = np.ones(len(hashes), bool)
+    first = np.full(len(hashes), -1, np.int64)
+    # Sort by 32 bits of a checksum first, which is three times as fast as to sort by all words.
+    checksum = np.zeros(len(hashes), np.uint64)
+    for word in range(hashes.shape[1]):
+        checksum ^= hashes[:, word]
+        checksum *= np.uint64(0x9E37_79B9_7F4A_7C15)
+        checksum ^= checksum >> np.uint64(29)
+    checksum &= np.uint64(0xFFFF_FFFF_0000_0000)
+    checksum |= np.arange(len(hashes), dtype=np.uint64)
+    checksum.sort()
+    is_equal = np.zeros(len(hashes) + 1, bool)
+    high = checksum >> np.uint64(32)
+    np.equal(high[1:], high[:-1], out=is_equal[1:-1])
+    rows = (checksum[is_equal[1:] | is_equal[:-1]] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+    rows.sort()
+    some = hashes[rows]
+    order = np.lexsort(some.T)
+    ordered = some[order]
+    begins = np.ones(len(some), bool)
     begins[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
     # The sort is stable: a run of equal hashes begins with the lowest row.
-    first = np.empty(len(hashes), np.int64)
-    first[order] = order[np.maximum.accumulate(np.where(begins, np.arange(len(hashes)), 0))]
-    return np.where(first == np.arange(len(hashes)), -1, first)
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(some)), 0))
+    first[rows[order]] = np.where(begins, -1, rows[order[start]])
+    return first
 
 
-def nearest_kept(hashes: np.ndarray, distance: int) -> Nearest:
+def nearest_kept(
+    hashes: np.ndarray, distance: int, gone: np.ndarray | None = None, memory: int = MEMORY
+) -> Nearest:
     """Greedy deduplication: keep a row unless a kept row before it is within ``distance``.
 
     Parameters
@@ -58,236 +70,123 @@ def nearest_kept(hashes: np.ndarray, distance: int) -> Nearest:
         that one.
     distance
         The most bits in which near hashes differ.
+    gone
+        bool (n,): rows that are not kept in any case. Default: none.
+    memory
+        Bytes that the search may use, beside the hashes.
 
     Returns
     -------
     keeper : array, shape (n,), int64
-        The nearest kept row, ties to the lowest; -1 where the row itself is kept.
+        The nearest kept row, ties to the lowest; -1 where the row itself is kept, or ``gone`` and
+        near none.
     distance : array, shape (n,), int64
-        Bits of difference to it; 0 where the row itself is kept.
+        Bits of difference to it; 0 where there is none.
     """
-    packed = np.full(len(hashes), _NONE)
-    kept = BandIndex(hashes[:, 0])
-    for start in range(0, len(hashes), _BLOCK):
-        block = np.arange(start, min(start + _BLOCK, len(hashes)))
-        packed[block] = kept.nearest(hashes[block], distance)
-        undecided = block[packed[block] == _NONE]
-        packed[undecided] = _deduplicate_block(hashes, undecided, distance)
-        kept.add(undecided[packed[undecided] == _NONE])
-    # Rows were dropped for the nearest row kept so far. A row kept later may be nearer.
-    dropped = np.flatnonzero(packed != _NONE)
-    packed[dropped] = np.minimum(packed[dropped], _nearest(kept, hashes[dropped], distance))
-    return _unpack(packed)
+    gone = np.zeros(len(hashes), bool) if gone is None else gone
+    equal = first_equal(hashes.reshape(len(hashes), hashes.shape[1] * hashes.shape[2]))
+    unique = np.flatnonzero(equal < 0)
+    is_gone = gone[unique]
+    # Equal rows are gone together: the first of them stays for any.
+    some = hashes if len(unique) == len(hashes) else hashes[unique]
+    best = np.full(len(hashes), NONE)
+    for rows, nearest in _decided(some, near_pairs(some, distance, memory), distance, is_gone):
+        keeper, bits = unpack(nearest)
+        best[unique[rows]] = np.where(keeper < 0, NONE, pack(bits, unique[keeper]))
+    again = np.flatnonzero(equal >= 0)
+    of = equal[again]
+    stays = (best[of] == NONE) & ~gone[of]
+    best[again] = np.where(stays, pack(0, of), best[of])
+    return unpack(best)
 
 
-def nearest(hashes: np.ndarray, others: np.ndarray, distance: int) -> Nearest:
+def nearest(hashes: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY) -> Nearest:
     """Nearest of ``others``, uint64 (m, 4), within ``distance`` of each of ``hashes``.
 
     Shapes and sentinels are those of `nearest_kept`.
     """
-    index = BandIndex(others)
-    index.add(np.arange(len(others)))
-    return _unpack(_nearest(index, hashes, distance))
+    best = np.full(len(hashes), NONE)
+    for variant in range(hashes.shape[1]):
+        of_variant = np.ascontiguousarray(hashes[:, variant])
+        equal = first_equal(of_variant)
+        unique = np.flatnonzero(equal < 0)
+        found = np.full(len(hashes), NONE)
+        found[unique] = nearest_matches(of_variant[unique], others, distance, memory)
+        best = np.minimum(best, np.where(equal < 0, found, found[equal]))
+    return unpack(best)
 
 
-def _nearest(index: BandIndex, hashes: np.ndarray, distance: int) -> np.ndarray:
-    """`BandIndex.nearest` in blocks, to bound the memory."""
-    packed = np.full(len(hashes), _NONE)
-    for start in range(0, len(hashes), _BLOCK):
-        block = slice(start, start + _BLOCK)
-        packed[block] = index.nearest(hashes[block], distance)
-    return packed
-
-
-class BandIndex:
-    """Index of rows by the bands of their hashes; add rows and look up queries in batches.
-
-    Parameters
-    ----------
-    hashes
-        uint64 (n, 4), of all rows that may be added.
-    """
-
-    def __init__(self, hashes: np.ndarray) -> None:
-        self._hashes = hashes
-        # Log-structured: each level has more than twice the rows of the next. A row is sorted again
-        # O(log n) times.
-        self._levels: list[_Level] = []
-
-    def add(self, rows: np.ndarray) -> None:
-        """Add rows, merging them with the levels that are not large enough."""
-        while self._levels and len(self._levels[-1].rows) <= 2 * len(rows):
-            rows = np.concatenate([self._levels.pop().rows, rows])
-        if len(rows):
-            self._levels.append(_Level.of(rows, self._hashes))
-
-    def nearest(self, queries: np.ndarray, distance: int) -> np.ndarray:
-        """Nearest row for each of ``queries``, uint64 (n, variants, 4): packed uint64 (n,)."""
-        packed = np.full(len(queries), _NONE)
-        for variant in range(queries.shape[1]):
-            hashes = np.ascontiguousarray(queries[:, variant])
-            for level in self._levels:
-                for query, row in level.candidates(hashes, distance):
-                    bits = _hamming(self._hashes[row], hashes[query])
-                    near = bits <= distance
-                    np.minimum.at(packed, query[near], _pack(bits[near], row[near]))
-        return packed
-
-    def pairs(self, queries: np.ndarray, distance: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Candidate pairs, as numbers of queries and rows; a pair may come several times."""
-        for variant in range(queries.shape[1]):
-            hashes = np.ascontiguousarray(queries[:, variant])
-            for level in self._levels:
-                yield from level.candidates(hashes, distance)
-
-
-@dataclass(frozen=True)
-class _Level:
-    """Some rows of the index, sorted by each band (a CSR index per band)."""
-
-    rows: np.ndarray
-    hashes: np.ndarray  # of all rows of the index, uint64 (n, 4)
-    starts: list[np.ndarray]  # per band, (65537,): where the rows of each value begin
-    sorted_rows: list[np.ndarray]  # per band, uint32
-    words: list[np.ndarray]  # per band: `_prefilter_word` of the sorted rows
-
-    @classmethod
-    def of(cls, rows: np.ndarray, hashes: np.ndarray) -> _Level:
-        starts, sorted_rows, words = [], [], []
-        for band in range(_BANDS):
-            values = _band(hashes, band)[rows]
-            counts = np.bincount(values, minlength=_VALUES)
-            starts.append(np.concatenate([[0], counts.cumsum()]))
-            ordered = rows[np.argsort(values, kind="stable")].astype(np.uint32)
-            sorted_rows.append(ordered)
-            words.append(hashes[ordered, _prefilter_word(band)])
-        return cls(rows, hashes, starts, sorted_rows, words)
-
-    def candidates(
-        self, queries: np.ndarray, distance: int
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Batches of candidate pairs: numbers of queries, uint64 (n, 4), and rows.
-
-        All near pairs with a common band are among them, and few others: one or three of the four
-        words are compared.
-        """
-        runs = [self._runs(queries, band) for band in range(_BANDS)]
-        crowded = np.sum([counts for _, counts in runs], axis=0) > _CROWDED * len(self.rows)
-        if crowded.any():
-            numbers = np.flatnonzero(crowded)
-            for query, position in _brute_force(queries[numbers], self._by_word, distance):
-                yield numbers[query], self.rows[position]
-        for band, (starts, counts) in enumerate(runs):
-            counts[crowded] = 0
-            query_words = queries[:, _prefilter_word(band)]
-            for batch in _batches(counts):
-                count = counts[batch]
-                before = count.cumsum() - count
-                # Expand each query's run: position = start of the run + number within the run.
-                position = np.repeat(starts[batch] - before, count)
-                position += np.arange(len(position))
-                differing = np.repeat(query_words[batch], count)
-                differing ^= self.words[band][position]
-                likely = np.flatnonzero(np.bitwise_count(differing) <= distance)
-                if len(likely):
-                    query = np.searchsorted(before, likely, "right") - 1 + batch.start
-                    yield query, self.sorted_rows[band][position[likely]]
-
-    def _runs(self, queries: np.ndarray, band: int) -> tuple[np.ndarray, np.ndarray]:
-        """Start and length of the run of sorted rows that share each query's value of a band."""
-        values = _band(queries, band).astype(np.int64)
-        start = self.starts[band][values]
-        return start, self.starts[band][values + 1] - start
-
-    @functools.cached_property
-    def _by_word(self) -> np.ndarray:
-        """Hashes of the level's rows, transposed: (4, rows)."""
-        return np.ascontiguousarray(self.hashes[self.rows].T)
-
-
-def _brute_force(
-    queries: np.ndarray, words: np.ndarray, distance: int
+def _decided(
+    hashes: np.ndarray, pairs: np.ndarray, distance: int, gone: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Candidate pairs of all ``queries``, uint64 (n, 4), with all hashes ``words``, (4, m).
-
-    Three of the four words are compared: their sum fits uint8, which 256 bits would overflow, and
-    is nearly as selective. The caller compares whole hashes.
-    """
-    for start in range(0, len(queries), _QUERIES):
-        block = np.ascontiguousarray(queries[start : start + _QUERIES].T)[:, :, None]
-        for first in range(0, words.shape[1], _ROWS):
-            others = words[:, first : first + _ROWS]
-            bits = np.bitwise_count(block[0] ^ others[0])
-            for word in (1, 2):
-                bits += np.bitwise_count(block[word] ^ others[word])
-            likely = np.flatnonzero(bits <= distance)
-            if len(likely):
-                query, row = np.divmod(likely, others.shape[1])
-                yield query + start, row + first
-
-
-def _deduplicate_block(hashes: np.ndarray, rows: np.ndarray, distance: int) -> np.ndarray:
-    """Greedy deduplication of ``rows`` alone: for each the nearest kept one, packed uint64."""
-    packed = np.full(len(rows), _NONE)
-    index = BandIndex(hashes[rows, 0])
-    index.add(np.arange(len(rows)))
-    # Find the rows that have any near one: usually few, so that the loop over rows below is short.
-    has_near = np.zeros(len(rows), bool)
-    for query, row in index.pairs(hashes[rows], distance):
-        informative = (query != row) & ~(has_near[query] & has_near[row])
-        query, row = query[informative], row[informative]
-        bits = _hamming(hashes[rows[query]], hashes[rows[row], 0][:, None])
-        near = (bits <= distance).any(axis=1)
-        has_near[query[near]] = has_near[row[near]] = True
-        if has_near.all():
-            break
-    involved = np.flatnonzero(has_near)
-    kept_hashes = np.empty((len(involved), 4), np.uint64)
-    kept_rows = np.empty(len(involved), np.int64)
-    count = 0
-    for number in involved:
-        row = rows[number]
-        if count:
-            bits = _hamming(kept_hashes[:count, None], hashes[row]).min(axis=1)
-            closest = int(bits.argmin())
-            if bits[closest] <= distance:
-                packed[number] = _pack(bits[closest], kept_rows[closest])
-                continue
-        kept_hashes[count], kept_rows[count] = hashes[row, 0], row
-        count += 1
-    return packed
+    """Rows of each tree of ``pairs``, and the nearest kept one for each, packed uint64."""
+    rows = np.unique(pairs)
+    root = rows.copy()
+    root[np.searchsorted(rows, pairs[:, 1])] = pairs[:, 0]
+    rows = rows[np.argsort(root, kind="stable")]
+    _, sizes = np.unique(root, return_counts=True)
+    starts = sizes.cumsum() - sizes
+    for size in np.unique(sizes):
+        of_size = starts[sizes == size]
+        if size > _SMALL:
+            for start in of_size:
+                tree = rows[start : start + size]
+                nearest = _greedy(hashes[tree], distance, gone[tree])
+                keeper, bits = unpack(nearest)
+                yield tree, np.where(keeper < 0, NONE, pack(bits, tree[keeper]))
+            continue
+        step = max(1, _PAIRS // int(size) ** 2)
+        for first in range(0, len(of_size), step):
+            trees = rows[of_size[first : first + step, None] + np.arange(size)]
+            nearest = _greedy_at_once(hashes[trees], trees, distance, gone[trees])
+            yield trees.ravel(), nearest.ravel()
 
 
-def _batches(counts: np.ndarray) -> Iterator[slice]:
-    """Slices of consecutive queries with about `_CANDIDATES` candidates each."""
-    ends = counts.cumsum()
-    start = 0
-    while start < len(counts):
-        done = ends[start - 1] if start else 0
-        stop = max(int(np.searchsorted(ends, done + _CANDIDATES, "right")), start + 1)
-        yield slice(start, stop)
-        start = stop
+def _greedy_at_once(
+    hashes: np.ndarray, rows: np.ndarray, distance: int, gone: np.ndarray
+) -> np.ndarray:
+    """Greedy deduplication in groups of one size: uint64 (groups, size, variants, 4) → packed."""
+    apart = _distances(hashes, hashes)
+    kept = ~gone
+    for row in range(1, rows.shape[1]):
+        kept[:, row] &= ~((apart[:, row, :row] <= distance) & kept[:, :row]).any(axis=1)
+    near = (apart <= distance) & kept[:, None]
+    best = np.where(near, pack(apart, rows[:, None]), NONE).min(axis=2)
+    return np.where(kept, NONE, best)
 
 
-def _band(hashes: np.ndarray, band: int) -> np.ndarray:
-    return hashes.view(np.uint16)[:, band]
+def _greedy(hashes: np.ndarray, distance: int, gone: np.ndarray) -> np.ndarray:
+    """Greedy deduplication of rows that are all compared: packed uint64 (n,)."""
+    count, kept = 0, np.empty(len(hashes), np.int64)
+    words = np.empty((4, len(hashes)), np.uint64)
+    is_kept = np.zeros(len(hashes), bool)
+    for start in range(0, len(hashes), _BLOCK):
+        block = np.flatnonzero(~gone[start : start + _BLOCK]) + start
+        block = block[_nearest(hashes[block], words[:, :count], distance) == NONE]
+        apart = _distances(hashes[None, block], hashes[None, block])[0]
+        stays = np.zeros(len(block), bool)
+        for number, near in enumerate(apart <= distance):
+            stays[number] = not (near[:number] & stays[:number]).any()
+        block = block[stays]
+        kept[count : count + len(block)] = block
+        words[:, count : count + len(block)] = hashes[block, 0].T
+        count += len(block)
+        is_kept[block] = True
+    # Rows went for any row kept before them. Look for the nearest, which may have come later.
+    best = np.full(len(hashes), NONE)
+    nearest, bits = unpack(_nearest(hashes[~is_kept], words[:, :count], distance))
+    best[~is_kept] = np.where(nearest < 0, NONE, pack(bits, kept[nearest]))
+    return best
 
 
-def _prefilter_word(band: int) -> int:
-    """A word that does not contain the band: candidates with a common band differ there."""
-    return (band // 4 + 1) % 4
+def _nearest(hashes: np.ndarray, words: np.ndarray, distance: int) -> np.ndarray:
+    """The nearest of ``words``, uint64 (4, m), to any hash of a row: packed uint64 (n,)."""
+    variants = [compare_all(hashes[:, v], words, distance) for v in range(hashes.shape[1])]
+    return np.minimum.reduce(variants)
 
 
-def _hamming(one: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """Hamming distance of hashes, uint64 (..., 4): int64 (...)."""
-    return np.bitwise_count(one ^ other).sum(axis=-1, dtype=np.int64)
-
-
-def _pack(bits: Any, rows: Any) -> Any:
-    return np.asarray(bits).astype(np.uint64) << _ROW_BITS | np.asarray(rows).astype(np.uint64)
-
-
-def _unpack(packed: np.ndarray) -> Nearest:
-    none = packed == _NONE
-    rows = np.where(none, -1, (packed & _ROW).astype(np.int64))
-    return rows, np.where(none, 0, (packed >> _ROW_BITS).astype(np.int64))
+def _distances(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of any hash of a row to the first one of another: (groups, rows, others)."""
+    first = others[:, None, :, 0]
+    variants = [hamming(hashes[:, :, None, v], first) for v in range(hashes.shape[2])]
+    return np.minimum.reduce(variants)

@@ -13,6 +13,7 @@ from few_images import encoded, write_bad_shard
 from PIL import Image
 from tars import tar
 
+import dask_image_ingest as dii
 from dask_image_ingest import cli
 
 
@@ -38,6 +39,8 @@ def test_duplicates_names_each_and_the_one_that_stays(copies, capsys):
     told = json.loads(capsys.readouterr().out)
     url = told["groups"][0]["keep"]["__url__"]
     assert url.endswith("/copies.tar")
+    assert 0 < told.pop("seconds") < 600
+    assert 2**24 < told.pop("peak_memory") < 2**40
     assert told == {
         "samples": 4,
         "duplicates": 1,
@@ -49,6 +52,18 @@ def test_duplicates_names_each_and_the_one_that_stays(copies, capsys):
             }
         ],
     }
+
+
+def test_duplicates_of_stored_hashes_name_the_row_that_was_kept(copies, tmp_path, capsys):
+    kept = dii.read_webdataset_images(copies, backend="pandas")
+    dii.curate.write_hashes(kept[kept["__key__"] == "b"], tmp_path / "hashes", "bytes")
+    against = ["--by", "bytes", "--against", str(tmp_path / "hashes"), "--memory", "1 GiB"]
+    assert cli.main(["duplicates", copies, *against]) == 1
+    out = capsys.readouterr().out
+    assert out.splitlines()[1:] == [f"  {key} of copies.tar: equal to b" for key in "ab"]
+    assert cli.main(["duplicates", copies, *against, "--json"]) == 1
+    (group,) = json.loads(capsys.readouterr().out)["groups"]
+    assert group["keep"] == {"__key__": "b"}
 
 
 def test_near_duplicates_have_their_distance(copies, capsys):
@@ -180,7 +195,7 @@ def test_good_pictures_are_fine(photos, tmp_path, capsys):
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--distance", "32"], ["--keep", "prettiest"], ["--by", "bytes", "--variants=mirrored"]],
+    [["--distance", "65"], ["--keep", "prettiest"], ["--by", "bytes", "--variants=mirrored"]],
 )
 def test_wrong_arguments_end_with_status_2(copies, capsys, arguments):
     assert cli.main(["duplicates", copies, *arguments]) == 2

@@ -2,6 +2,7 @@
 
 import io
 
+import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -15,7 +16,10 @@ from dask_image_ingest.curate import (
     compute_fingerprints,
     find_duplicates,
     find_overlaps,
+    hash_store,
+    hash_tables,
     measure_quality,
+    write_hashes,
 )
 
 COLUMNS = ["duplicate.keep", "duplicate.group", "duplicate.of", "duplicate.distance"]
@@ -304,6 +308,90 @@ def test_overlaps_of_equal_bytes_and_mirror_images(collection):
     assert find_overlaps(mirrored, jpegs, variants=["mirrored"])["overlap.found"].all().compute()
 
 
+def rows_of_scratch(kept, new, **options):
+    """Verdicts of the new rows, where the kept ones come first."""
+    both = pd.concat([kept, new], ignore_index=True)
+    found = find_duplicates(both, keep="first_key", **options)
+    return found[len(kept) :].set_index("__key__")[COLUMNS]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("few", [True, False])
+def test_new_rows_get_the_verdicts_of_a_run_in_which_the_kept_come_first(
+    random, tmp_path, monkeypatch, stored, few
+):
+    if not few:  # as if all with all were too costly
+        monkeypatch.setattr(hash_tables, "_ALL", 1e9)
+    table = table_of(clusters(random, 80, 6, 20), first_key=0)
+    old = find_duplicates(table[:250])
+    kept = old[old["duplicate.keep"]][table.columns].assign(first_key=1)
+    new = table[250:]
+    expected = rows_of_scratch(kept, new)
+    if stored:
+        half = len(kept) // 2
+        write_hashes(kept[:half], tmp_path / "hashes")
+        write_hashes(dd.from_pandas(kept[half:], npartitions=3), tmp_path / "hashes")
+    against = tmp_path / "hashes" if stored else kept
+    for lazy in (new, dd.from_pandas(new, npartitions=4)):
+        found = find_duplicates(lazy, keep="first_key", against=against)
+        found = found[["__key__", *COLUMNS]].compute() if lazy is not new else found
+        found = found.set_index("__key__")[COLUMNS].loc[expected.index]
+        for name in ("duplicate.keep", "duplicate.of", "duplicate.distance"):
+            pd.testing.assert_series_equal(found[name], expected[name], check_index_type=False)
+        # Groups are numbered anew, and are the same ones.
+        same = pd.DataFrame({"one": found["duplicate.group"], "other": expected["duplicate.group"]})
+        in_new = same.dropna().drop_duplicates()
+        assert in_new["one"].is_unique
+        assert in_new["other"].is_unique
+    assert (found["duplicate.of"].isin(kept["__key__"])).sum() > 20
+    assert (found["duplicate.of"].isin(new["__key__"])).sum() > 20
+
+
+def test_stored_hashes_take_less_than_60_bytes_a_row(random, tmp_path):
+    write_hashes(table_of(random_hashes(random, 5000)), tmp_path)
+    assert sum(file.stat().st_size for file in tmp_path.iterdir()) < 60 * 5000
+    assert [file.name for file in tmp_path.iterdir()] == ["000000.arrow"]
+
+
+def test_stored_hashes_of_bytes_and_of_pictures_without_detail_are_compared_too(flat, tmp_path):
+    write_hashes(flat[flat["__key__"] == "a"], tmp_path / "bytes", "bytes")
+    found = find_duplicates(flat, "bytes", against=tmp_path / "bytes").compute()
+    assert found["duplicate.of"].fillna("").tolist() == ["a", "a", "", ""]
+    write_hashes(flat[flat["__key__"] == "c"], tmp_path / "pdq")
+    found = find_duplicates(flat, against=tmp_path / "pdq").compute()
+    assert found["duplicate.of"].fillna("").tolist() == ["c", "c", "c", ""]
+    overlaps = find_overlaps(flat, tmp_path / "pdq").compute()
+    assert overlaps["overlap.found"].tolist() == [True, True, True, False]
+
+
+def test_stored_hashes_of_another_kind_or_version_are_refused(random, tmp_path, monkeypatch):
+    table = table_of(random_hashes(random, 5))
+    write_hashes(table, tmp_path)
+    bytes_too = table.assign(**{"fingerprint.bytes": ["0" * 32] * 5})
+    for refused in (
+        lambda: find_duplicates(bytes_too, "bytes", against=tmp_path),
+        lambda: write_hashes(bytes_too, tmp_path, "bytes"),
+    ):
+        with pytest.raises(dii.ArgumentError, match=r"000000.arrow has hashes of by='pdq' in ver"):
+            refused()
+    monkeypatch.setattr(hash_store, "_VERSION", 2)
+    with pytest.raises(dii.ArgumentError, match="in version 1, not of by='pdq' in version 2"):
+        find_duplicates(table, against=tmp_path)
+    monkeypatch.undo()
+    (tmp_path / "000001.arrow").write_bytes(b"torn")
+    with pytest.raises(dii.ArgumentError, match=r"000001.arrow is not a file of write_hashes"):
+        find_duplicates(table, against=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_cluster_finds_the_same_by_tables(random, client, monkeypatch):
+    monkeypatch.setattr(hash_tables, "_ALL", 1e9)
+    table = table_of(clusters(random, 60, 6, 24))
+    found = find_duplicates(table, against=table[:50])
+    with dask.config.set(scheduler="synchronous"):
+        pd.testing.assert_frame_equal(found, find_duplicates(table, against=table[:50]))
+
+
 def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
     ddf, variants = collection
     found = find_duplicates(ddf, variants=["mirrored"])
@@ -333,8 +421,11 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
     ("arguments", "said"),
     [
         ({"by": "phash"}, "by='phash'; choose 'bytes', 'pixels' or 'pdq'"),
-        ({"distance": 32}, "pass 0 to 31"),
-        ({"distance": 1.5}, "pass 0 to 31"),
+        ({"distance": 65}, "pass 0 to 64"),
+        ({"distance": 1.5}, "pass 0 to 64"),
+        ({"memory": "1 MiB"}, "memory='1 MiB': pass at least 64 MiB"),
+        ({"against": "no folder"}, "against='no folder': no folder of write_hashes"),
+        ({"against": 3}, "against="),
         ({"variants": 1}, "variants=1"),
         ({"by": "bytes", "variants": ["mirrored"]}, "by='bytes' finds equal"),
         ({"keep": "prettiest"}, "choose 'largest', 'best', 'first' or a column"),

@@ -1,11 +1,12 @@
-"""The search by bands beside a comparison of all with all."""
+"""The search by tables beside a comparison of all with all."""
 
-import sys
+from math import comb
 
 import numpy as np
 import pytest
 from hashes import brute, clusters, flipped, random_hashes
 
+from dask_image_ingest.curate import hash_tables
 from dask_image_ingest.curate.hamming import first_equal, nearest, nearest_kept
 
 
@@ -19,55 +20,93 @@ def test_up_to_15_bits_it_finds_what_all_with_all_finds(random, distance):
     assert (of >= 0).sum() > 20
 
 
-@pytest.mark.nightly
-def test_blocks_change_nothing(random, monkeypatch):
-    hashes = clusters(random, 60, 9, 15)[:, None]
-    expected = nearest_kept(hashes, 15)
-    for block, candidates in [(1, 1), (7, 64), (100, 10)]:
-        monkeypatch.setattr(sys.modules[nearest_kept.__module__], "_BLOCK", block)
-        monkeypatch.setattr(sys.modules[nearest_kept.__module__], "_CANDIDATES", candidates)
-        for found, one in zip(nearest_kept(hashes, 15), expected, strict=True):
+@pytest.fixture
+def tables(monkeypatch):
+    """Few rows are searched by tables too, as if it were costly to compare all with all."""
+    monkeypatch.setattr(hash_tables, "_ALL", 1e9)
+
+
+@pytest.mark.parametrize("distance", [8, 24, 31, 64])
+def test_tables_find_what_all_with_all_finds(random, tables, distance):
+    hashes = clusters(random, 100, 6, distance)[:, None]
+    assert hash_tables.plan_pairs(hashes[:, 0], distance).tables > 1
+    for found, expected in zip(
+        nearest_kept(hashes, distance), brute(hashes, distance), strict=True
+    ):
+        assert found.tolist() == expected.tolist()
+
+
+def test_blocks_and_memory_change_nothing(random, tables, monkeypatch):
+    hashes = clusters(random, 60, 9, 24)[:, None]
+    expected = nearest_kept(hashes, 24)
+    for block, edges, memory in [(64, 1, 20_000), (300, 1 << 20, 1 << 20)]:
+        monkeypatch.setattr(hash_tables, "_BLOCK", block)
+        monkeypatch.setattr(hash_tables, "_EDGES", edges)
+        for found, one in zip(nearest_kept(hashes, 24, memory=memory), expected, strict=True):
             assert found.tolist() == one.tolist()
+        of, bits = nearest(hashes[:200], hashes[200:, 0], 24, memory)
+        apart = np.bitwise_count(hashes[:200] ^ hashes[200:, 0]).sum(axis=2)
+        assert of.tolist() == np.where(apart.min(1) <= 24, apart.argmin(1), -1).tolist()
+        assert bits[of >= 0].tolist() == apart.min(1)[of >= 0].tolist()
 
 
-@pytest.mark.parametrize("kind", ["band", "cloud"])
-def test_crowded_hashes_give_what_all_with_all_gives(random, kind, monkeypatch):
-    if kind == "band":
+@pytest.mark.parametrize("kind", ["word", "cloud"])
+@pytest.mark.parametrize("crowd", [8, 100])
+def test_hashes_that_are_alike_give_what_all_with_all_gives(
+    random, tables, kind, crowd, monkeypatch
+):
+    monkeypatch.setattr(hash_tables, "_CROWD", crowd)
+    if kind == "word":
         hashes = clusters(random, 60, 9, 15)
-        hashes.view(np.uint16)[:, 3] = 77
+        hashes[:, 2] = 77
     else:
         center = random_hashes(random, 1).view(np.uint8)
         bits = np.unpackbits(center) ^ (random.random((600, 256)) < 0.05)
         hashes = np.packbits(bits, axis=1).view(np.uint64)
-    module = sys.modules[nearest_kept.__module__]
-    for block, queries, rows in [(4096, 32, 4096), (100, 7, 50)]:
-        monkeypatch.setattr(module, "_BLOCK", block)
-        monkeypatch.setattr(module, "_QUERIES", queries)
-        monkeypatch.setattr(module, "_ROWS", rows)
-        of, apart = nearest_kept(hashes[:, None], 15)
-        expected, bits = brute(hashes[:, None], 15)
-        assert of.tolist() == expected.tolist()
-        assert apart.tolist() == bits.tolist()
+    of, apart = nearest_kept(hashes[:, None], 15)
+    expected, bits = brute(hashes[:, None], 15)
+    assert of.tolist() == expected.tolist()
+    assert apart.tolist() == bits.tolist()
     assert 20 < (of >= 0).sum() < len(hashes) - 20
 
 
-@pytest.mark.nightly
-def test_a_crowd_is_compared_once_and_not_band_by_band(random, monkeypatch):
-    module = sys.modules[nearest_kept.__module__]
-    looked_at = []
+@pytest.mark.parametrize(("bits", "count", "distance"), [(16, 8, 24), (10, 30, 31), (20, 9, 12)])
+def test_the_recall_is_that_of_its_formula(random, bits, count, distance):
+    plan = hash_tables.Plan(bits, count, 1024)
+    hashes = random_hashes(random, 5000)
+    others = flipped(random, hashes, distance)
+    found = np.zeros(len(hashes), bool)
+    for table in range(count):
+        word, mask, _ = plan.key(table)
+        assert int(mask).bit_count() == bits
+        found |= hashes[:, word] & mask == others[:, word] & mask
+    expected = 1 - hash_tables.missed(bits, count, distance)
+    deviation = np.sqrt(expected * (1 - expected) / len(hashes))
+    assert abs(found.mean() - expected) < 5 * deviation
+    simple = 1 - (1 - comb(256 - distance, bits) / comb(256, bits)) ** count
+    assert expected > simple - 0.02  # shared errors of a word cost a little, disjoint bits gain
 
-    def counted(queries, words, distance, _brute_force=module._brute_force):
-        looked_at.append(len(queries) * words.shape[1])
-        return _brute_force(queries, words, distance)
 
-    monkeypatch.setattr(module, "_brute_force", counted)
-    count = 9000
-    nearest_kept(random_hashes(random, count)[:, None], 15)
-    assert sum(looked_at) == 0
-    hashes = random_hashes(random, count)
-    hashes.view(np.uint16)[:, :9] = 77  # nine bands of each pair are equal
-    nearest_kept(hashes[:, None], 15)
-    assert sum(looked_at) <= count**2
+@pytest.mark.parametrize("distance", [24, 31])
+def test_candidates_of_a_row_grow_no_faster_than_the_logarithm_of_rows(random, distance):
+    class Rows(np.ndarray):
+        """A few random hashes that say to be many."""
+
+        count = 0
+
+        def __len__(self):
+            return self.count
+
+        def __getitem__(self, rows):
+            return self.view(np.ndarray)[np.asarray(rows) % 1000]
+
+    hashes = random_hashes(random, 1000).view(Rows)
+    work = {}
+    for count in (10**6, 10**7, 10**8):
+        hashes.count = count
+        plan = hash_tables.plan_pairs(hashes, distance)
+        work[count] = plan.tables * (1 + count / 2**plan.bits)
+    assert work[10**8] < 4 * work[10**6]
 
 
 def test_variants_count_as_the_row_itself(random):
@@ -84,13 +123,12 @@ def test_variants_count_as_the_row_itself(random):
     assert of.tolist() == brute(hashes, 15)[0].tolist()
 
 
-def test_no_row_goes_for_one_that_goes_itself_however_dense_they_lie(random, monkeypatch):
+def test_no_row_goes_for_one_that_goes_itself_however_dense_they_lie(random):
     # 1,500 frames of one scene: each is near to those around it, none to those far away.
     steps = [random_hashes(random, 1)]
     for _ in range(1499):
         steps.append(flipped(random, steps[-1], 1))
     hashes = np.concatenate(steps)[:, None]
-    monkeypatch.setattr(sys.modules[nearest_kept.__module__], "_BLOCK", 256)
     of, apart = nearest_kept(hashes, 15)
     gone = np.flatnonzero(of >= 0)
     assert (of[of[gone]] == -1).all()
@@ -106,17 +144,15 @@ def test_a_hundred_thousand_equal_hashes_leave_one(random):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("bits", "share"), [pytest.param(15, 1.0, marks=pytest.mark.nightly), (24, 0.985)]
-)
-def test_planted_pairs_among_200_000_random_hashes_are_found(random, bits, share):
-    # 99.1 % at 24 bits: of 10,000 pairs, 98.5 % is six standard deviations less.
+@pytest.mark.parametrize("distance", [8, pytest.param(24, marks=pytest.mark.nightly), 31])
+def test_planted_pairs_among_200_000_random_hashes_are_found(random, distance):
+    # 99.9 % at the distance: of 10,000 pairs, 99.7 % is six standard deviations less.
     hashes = random_hashes(random, 200_000)
-    hashes[190_000:] = flipped(random, hashes[:10_000], bits)
-    of, apart = nearest_kept(hashes[:, None], bits)
+    hashes[190_000:] = flipped(random, hashes[:10_000], distance)
+    of, apart = nearest_kept(hashes[:, None], distance)
     found = of[190_000:] == np.arange(10_000)
-    assert found.mean() >= share
-    assert (apart[190_000:][found] == bits).all()
+    assert found.mean() >= 0.997
+    assert (apart[190_000:][found] == distance).all()
     assert (of[:190_000] == -1).all()
 
 

@@ -1,0 +1,667 @@
+"""Near pairs among millions of 256-bit hashes, by tables over sampled bits.
+
+Locality-sensitive hashing by bit sampling. A table groups hashes by ``bits`` of their 256 bits, and
+only hashes of one group are compared, in full. Hashes that differ in d bits are in one group of a
+table with a chance of C(256 - d, bits) / C(256, bits), and so ``tables`` tables find about
+
+    recall = 1 - (1 - C(256 - d, bits) / C(256, bits)) ** tables
+
+of all such pairs. `missed` has the exact value, which is a little better: a table takes its bits
+from one of the four words of a hash, and the tables of a word share no bit, as long as there are
+bits left. About log2(rows) bits make groups of constant size. So the work grows as rows × tables,
+and never as the square of the rows.
+
+Groups too large for that, of hashes that are alike, are not compared there. Their rows are searched
+again by tables of their own, over more bits, or compared with all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from dask import delayed
+
+from dask_image_ingest.computing import SEARCHED, compute, count
+from dask_image_ingest.scheduler_plugin import client_that_computes
+
+#: Share of the pairs at the distance searched for that tables find; nearer pairs are found more
+#: often. Up to `EXACT` rows no pair is missed.
+RECALL = 0.999
+EXACT = 1 << 17
+
+#: The most memory of the tables, by default.
+MEMORY = 4 << 30
+
+_WORDS, _WORD = 4, 64  # words of a hash, bits of a word
+_MAX_BITS, _MAX_TABLES = 32, 4096
+
+# Nominal costs, in ns: of a row in a table, of comparing two hashes of a group, of comparing two of
+# blocks, of testing whether a row is in any group of others, of comparing two hashes by their
+# numbers; and of a table.
+_ROW, _PAIR, _ALL, _TEST, _LOOKUP, _TABLE = 100, 8, 3, 8, 40, 3e6
+
+# Rows in a group that are compared with each other, at least. Rows in larger groups in one of so
+# many tables are searched once more.
+_CROWD, _OFTEN = 1024, 16
+
+# Rows of which keys are computed, and pairs that are compared, at once: they fit a core's cache.
+_BLOCK = 1 << 15
+
+_EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
+_BYTES = 28  # of a task, per row
+_SCANNED = 1 << 20  # rows whose keys are looked up in one table after the other
+_QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
+_SAMPLED = 1 << 16  # pairs of rows whose distances tell how large groups become
+
+_LOW = np.uint64(0xFFFF_FFFF)
+_HIGH = np.uint64(0xFFFF_FFFF_0000_0000)
+_32 = np.uint64(32)
+
+# Packed: distance in the high 24 bits, row in the low 40; min = nearest, ties to the lowest row.
+NONE = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
+_ROW_BITS = np.uint64(40)
+_ROW_MASK = np.uint64((1 << 40) - 1)
+
+
+def pack(bits: Any, rows: Any) -> Any:
+    """Distances and rows in one number, whose minimum is the nearest row."""
+    return np.asarray(bits).astype(np.uint64) << _ROW_BITS | np.asarray(rows).astype(np.uint64)
+
+
+def unpack(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (-1: none) and distances, int64."""
+    none = packed == NONE
+    rows = np.where(none, -1, (packed & _ROW_MASK).astype(np.int64))
+    return rows, np.where(none, 0, (packed >> _ROW_BITS).astype(np.int64))
+
+
+def hamming(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Hamming distance of hashes, uint64 (..., 4): int64 (...)."""
+    return np.bitwise_count(one ^ other).sum(axis=-1, dtype=np.int64)
+
+
+def missed(bits: int, tables: int, distance: int) -> float:
+    """Share of the pairs at a distance, in random bits, that so many tables miss.
+
+    With e[w] of the d differing bits in word w, and m = 64 // bits disjoint tables of a word, a
+    pair is in no group of these with the chance
+
+        miss(e) = sum((-1)**j * C(m, j) * C(64 - j * bits, e) for j in 0..m) / C(64, e)
+
+    Further tables of the word take another permutation of its bits, whose chance is independent.
+    The share is the mean of miss(e[0]) ** permutations[0] * ... * miss(e[3]) ** permutations[3]
+    over all ways in which d bits fall into the words.
+
+    Examples
+    --------
+    >>> round(1 - missed(16, 26, 24), 4)
+    0.9991
+    >>> missed(9, 28, 24)
+    0.0
+    """
+    ways = np.ones(1)
+    for word in range(_WORDS):
+        of_word = len(range(word, tables, _WORDS))
+        permutations, rest = divmod(of_word, _WORD // bits)
+        chance = _missed_by_blocks(bits, _WORD // bits) ** permutations
+        chance = chance * _missed_by_blocks(bits, rest)
+        ways = np.convolve(ways, (chance * _WAYS)[: distance + 1])
+    return float(ways[distance] / math.comb(_WORDS * _WORD, distance))
+
+
+_WAYS = np.array([math.comb(_WORD, differing) for differing in range(_WORD + 1)], float)
+
+
+@functools.cache
+def _missed_by_blocks(bits: int, blocks: int) -> np.ndarray:
+    """Chance that each of ``blocks`` disjoint blocks has one of 0 to 64 differing bits."""
+    chances = []
+    for differing in range(_WORD + 1):
+        ways = sum(
+            (-1) ** j * math.comb(blocks, j) * math.comb(_WORD - j * bits, differing)
+            for j in range(blocks + 1)
+        )
+        chances.append(ways / math.comb(_WORD, differing))
+    return np.array(chances)
+
+
+@functools.cache
+def _tables_needed(bits: int, distance: int, share: float) -> int | None:
+    """The fewest tables that miss at most this share at the distance; None: too many."""
+    low, high = 0, 1
+    while missed(bits, high, distance) > share:
+        low, high = high, 2 * high
+        if high > _MAX_TABLES:
+            return None
+    while high - low > 1:
+        middle = (low + high) // 2
+        if missed(bits, middle, distance) > share:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Tables to search rows by; none if all rows are to be compared with all.
+
+    Parameters
+    ----------
+    bits
+        Bits that a table samples.
+    tables
+        How many.
+    crowd
+        The rows of the largest group that is compared.
+    level
+        How often the rows were among too many; it chooses the bits.
+    """
+
+    bits: int
+    tables: int
+    crowd: int
+    level: int = 0
+
+    def key(self, table: int) -> tuple[int, np.uint64, np.uint64]:
+        """Word of the table, mask of its bits, and a factor that spreads them over 64 bits."""
+        word, blocks = table % _WORDS, _WORD // self.bits
+        permutation, block = divmod(table // _WORDS, blocks)
+        random = np.random.default_rng([256, self.level, word, permutation])
+        chosen = random.permutation(_WORD)[block * self.bits : (block + 1) * self.bits]
+        mask = np.bitwise_or.reduce(np.uint64(1) << chosen.astype(np.uint64))
+        factor = np.random.default_rng([257, table]).integers(0, 1 << 64, dtype=np.uint64)
+        return word, mask, factor | np.uint64(1)
+
+
+def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> Plan:
+    """The cheapest plan to find the near pairs of ``hashes``, uint64 (n, 4)."""
+    n = len(hashes)
+    same = _same_group(hashes, hashes, level)
+    costs = {0: n * n / 2 * _ALL}
+    for bits, tables in _choices(distance, n):
+        costs[bits] = tables * (_TABLE + n * (_ROW + n / 2 * same[bits] * _PAIR))
+    return _cheapest(costs, distance, n, same, level)
+
+
+def plan_matches(queries: np.ndarray, others: np.ndarray, distance: int, level: int = 0) -> Plan:
+    """The cheapest plan to find the near pairs of ``queries`` and ``others``, uint64 (n, 4)."""
+    few, many = sorted((len(queries), len(others)))
+    same = _same_group(queries, others, level)
+    costs: dict[int, float] = {0: few * many * _ALL}
+    for bits, tables in _choices(distance, few + many):
+        found = min(1, few * same[bits]) * many * _ROW + few * many * same[bits] * _LOOKUP
+        costs[bits] = tables * (_TABLE + many * _TEST + few * _ROW + found)
+    return _cheapest(costs, distance, many, same, level)
+
+
+def _choices(distance: int, rows: int) -> Iterator[tuple[int, int]]:
+    """Numbers of bits that a table may sample, with the tables that are needed."""
+    share = 0.0 if rows <= EXACT else 1 - RECALL
+    for bits in range(1, _MAX_BITS + 1):
+        tables = _tables_needed(bits, distance, share)
+        if tables is not None:
+            yield bits, tables
+
+
+def _cheapest(
+    costs: dict[int, float], distance: int, rows: int, same: np.ndarray, level: int
+) -> Plan:
+    bits = min(costs, key=lambda bits: (costs[bits], bits))
+    if not bits:
+        return Plan(0, 0, rows, level)
+    tables = dict(_choices(distance, rows))[bits]
+    return Plan(bits, tables, max(_CROWD, math.ceil(4 * rows * same[bits])), level)
+
+
+def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
+    """Share of pairs in one group of a table, by the bits it samples: (_MAX_BITS + 1,).
+
+    Estimated from random pairs. So real hashes, whose bits are not independent, get more bits.
+    """
+    random = np.random.default_rng([level, len(one), len(other)])
+    rows = [random.integers(0, max(len(h), 1), _SAMPLED) for h in (one, other)]
+    if not len(one) or not len(other):
+        return np.zeros(_MAX_BITS + 1)
+    apart = np.bitwise_count(one[rows[0]] ^ other[rows[1]])
+    counts = np.bincount(apart[apart.any(axis=1)].ravel(), minlength=_WORD + 1)
+    counts = counts / max(counts.sum(), 1)
+    numbers = np.arange(_MAX_BITS + 1)
+    chances = [_missed_by_blocks(bits, 1) for bits in numbers[1:].tolist()]
+    return np.maximum([1, *(1 - np.array(chances)) @ counts], 0.5**numbers)
+
+
+def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.ndarray:
+    """Pairs of rows, of which each near pair is connected by some.
+
+    Parameters
+    ----------
+    hashes
+        uint64 (n, variants, 4): see `hamming.nearest_kept`. No two rows are equal.
+    distance
+        The most bits in which near hashes differ.
+    memory
+        Bytes of the tables of all tasks that run at once.
+
+    Returns
+    -------
+    array, shape (pairs, 2), int64
+        The lower row first. Rows that are too many to compare here are connected without being
+        compared: whoever asks compares all rows that are connected.
+    """
+    rows = np.arange(len(hashes))
+    found = []
+    for level in range(_MAX_BITS):
+        variants = hashes.shape[1]
+        entries = hashes.reshape(-1, _WORDS)
+        plan = plan_pairs(entries, distance, level)
+        if not plan.bits:
+            found.append(np.stack([np.full(len(rows), rows[:1].sum()), rows], axis=1)[1:])
+            break
+        parts = max(1, math.ceil(_BYTES * len(entries) * (os.cpu_count() or 1) / memory))
+        units = [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
+        results = _run(_pairs_of_table, plan, units, entries, distance, variants)
+        found += [rows[pairs] for pairs, _ in results]
+        crowded = _often([numbers for _, numbers in results], plan)
+        if len(crowded) > len(rows) // 2:  # of one kind: more bits would not part them
+            found.append(np.stack([np.full(len(crowded), rows[crowded[0]]), rows[crowded]], 1)[1:])
+            break
+        if not len(crowded):
+            break
+        rows, hashes = rows[crowded], hashes[crowded]
+    return forest(np.concatenate(found)) if found else np.empty((0, 2), np.int64)
+
+
+def nearest_matches(
+    queries: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY
+) -> np.ndarray:
+    """The nearest of ``others`` for each of ``queries``, both uint64 (n, 4): packed uint64 (n,).
+
+    The larger side is read once for each table, and tested for the groups of the smaller one.
+    """
+    best = np.full(len(queries), NONE)
+    numbers, rows = np.arange(len(queries)), np.arange(len(others))
+    is_final = False
+    for level in range(_MAX_BITS):
+        if not len(numbers) or not len(rows):
+            break
+        one, other = (queries, others) if not level else (queries[numbers], others[rows])
+        plan = plan_matches(one, other, distance, level)
+        if is_final or not plan.bits:
+            found = _at_rows(compare_all(one, np.ascontiguousarray(other.T), distance), rows)
+            best[numbers] = np.minimum(best[numbers], found)
+            break
+        results = _run(
+            _matches_of_tables, plan, _units(plan, one, other, memory), one, other, distance
+        )
+        for query, bits, row, _, _ in results:
+            np.minimum.at(best, numbers[query], pack(bits, rows[row]))
+        crowded = [_often([each[side] for each in results], plan) for side in (3, 4)]
+        is_final = len(crowded[0]) * len(crowded[1]) > len(numbers) * len(rows) // 4
+        numbers, rows = numbers[crowded[0]], rows[crowded[1]]
+    return best
+
+
+def _often(crowds: list[np.ndarray], plan: Plan) -> np.ndarray:
+    """Rows that were in too large a group in several of the tables: few are not missed."""
+    rows, counts = np.unique(np.concatenate(crowds), return_counts=True)
+    return rows[counts * _OFTEN > plan.tables]
+
+
+def _units(
+    plan: Plan, queries: np.ndarray, others: np.ndarray, memory: int
+) -> list[tuple[list[int], int, int]]:
+    """Tables of one word for each task, and which part of how many of their keys."""
+    few, many = sorted((len(queries), len(others)))
+    memory //= os.cpu_count() or 1
+    found = many * min(1, 2 * few * plan.crowd / _CROWD / 2**plan.bits)
+    nbytes = int(_BYTES * (few + found))
+    parts = max(1, math.ceil(nbytes / memory))
+    # Each table has up to 4 MiB of known keys, too.
+    together = min(max(1, memory // (nbytes + (1 << 22))), 16)
+    return [
+        (list(range(table, min(plan.tables, table + _WORDS * together), _WORDS)), part, parts)
+        for word in range(_WORDS)
+        for table in range(word, plan.tables, _WORDS * together)
+        for part in range(parts)
+    ]
+
+
+def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Packed numbers of ``rows`` → packed rows."""
+    number, bits = unpack(packed)
+    return np.where(number < 0, NONE, pack(bits, rows[number]))
+
+
+def _run(task: Any, plan: Plan, units: Sequence[Any], *arguments: Any) -> list[Any]:
+    """Results of one task for each unit of work."""
+    client = client_that_computes()
+    if client is not None:
+        # Once for each worker, and not with each task.
+        arguments = tuple(
+            client.scatter(value, broadcast=True, hash=False)
+            if isinstance(value, np.ndarray)
+            else value
+            for value in arguments
+        )
+    tasks = [
+        delayed(_counted, pure=False)(number, len(units), task, plan, unit, *arguments)
+        for number, unit in enumerate(units)
+    ]
+    return list(compute(*tasks))
+
+
+def _counted(
+    number: int, of: int, task: Any, plan: Plan, unit: Any, hashes: np.ndarray, *arguments: Any
+) -> Any:
+    result = task(plan, unit, hashes, *arguments)
+    # Of each task a share, so that all together count each row once.
+    count(SEARCHED, len(hashes) * (number + 1) // of - len(hashes) * number // of)
+    return result
+
+
+def _pairs_of_table(
+    plan: Plan, part: tuple[int, int, int], hashes: np.ndarray, distance: int, variants: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Near pairs (pairs, 2) in the groups of a table, and the rows in groups that are too large.
+
+    ``hashes``, uint64 (n * variants, 4), has all of a row one after the other.
+    """
+    entries = _sorted_entries(plan, *part, hashes)
+    starts, sizes = _groups(entries)
+    is_crowd = sizes > plan.crowd
+    crowded = [
+        (entries[start : start + size] & _LOW).astype(np.int64) // variants
+        for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True)
+    ]
+    found, count = [np.empty((0, 2), np.int64)], 0
+    starts, sizes = starts[~is_crowd], sizes[~is_crowd]
+    # Groups of about one size are compared at once, the smaller ones with their last row repeated.
+    _, exponent = np.frexp(sizes)
+    unit = np.maximum(1, 1 << np.maximum(exponent - 4, 0))
+    rounded = -(-sizes // unit) * unit
+    compare = _Compare(distance, part[0] % _WORDS)
+    for size in np.unique(rounded):
+        of_size = np.flatnonzero(rounded == size)
+        step = max(1, _BLOCK // int(size))
+        for first in range(0, len(of_size), step):
+            groups = of_size[first : first + step]
+            # (size, groups): a row's hash beside those of other groups, so that loops are long.
+            positions = np.minimum(np.arange(size)[:, None], sizes[groups] - 1) + starts[groups]
+            rows = (entries[positions] & _LOW).astype(np.int64)
+            words = np.ascontiguousarray(hashes.take(rows.ravel(), axis=0).T)
+            for one, other, group in compare.near(words.reshape(_WORDS, *rows.shape)):
+                own = other < sizes[groups][group]
+                one, other, group = one[own], other[own], group[own]
+                pairs = np.stack([rows[one, group], rows[other, group]], axis=1)
+                if variants > 1:
+                    # In the order of entries: the first hash of an earlier row, any of a later one.
+                    pairs = pairs[pairs[:, 0] % variants == 0] // variants
+                    pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+                found.append(pairs)
+                count += len(pairs)
+            if count > _EDGES:
+                found = [forest(np.concatenate(found))]
+                count = len(found[0])
+    return forest(np.concatenate(found)), np.unique(np.concatenate([np.empty(0, int), *crowded]))
+
+
+def _matches_of_tables(
+    plan: Plan,
+    unit: tuple[list[int], int, int],
+    queries: np.ndarray,
+    others: np.ndarray,
+    distance: int,
+) -> tuple[np.ndarray, ...]:
+    """Near pairs in the groups of some tables: query, distance and other; then those that crowd."""
+    tables, part, parts = unit
+    is_swapped = len(queries) > len(others)
+    few, many = (others, queries) if is_swapped else (queries, others)
+    entries = [_sorted_entries(plan, table, part, parts, few) for table in tables]
+    found, crowds = [], []
+    for table, of_few, of_many in zip(
+        tables, entries, _entries_among(plan, tables, (part, parts), many, entries), strict=True
+    ):
+        sides = (of_many, of_few) if is_swapped else (of_few, of_many)
+        pairs, *crowd = _matches_of_entries(plan, table, *sides, queries, others, distance)
+        found += pairs
+        crowds.append(crowd)
+    empty = np.empty(0, np.int64)
+    near = [np.concatenate([empty, *each]) for each in zip(*found, strict=True)] or [empty] * 3
+    return (*near, *(np.concatenate(each) for each in zip(*crowds, strict=True)))
+
+
+def _matches_of_entries(
+    plan: Plan,
+    table: int,
+    of_queries: np.ndarray,
+    of_others: np.ndarray,
+    queries: np.ndarray,
+    others: np.ndarray,
+    distance: int,
+) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray]:
+    """`_matches_of_tables` for the sorted entries of one table."""
+    keys = of_others & _HIGH
+    start = np.searchsorted(keys, of_queries & _HIGH)
+    counts = np.searchsorted(keys, of_queries & _HIGH, "right") - start
+    query = (of_queries & _LOW).astype(np.int64)
+    is_crowd = counts > plan.crowd
+    runs = np.unique(np.stack([start[is_crowd], counts[is_crowd]], axis=1), axis=0)
+    crowd = [(of_others[first : first + size] & _LOW).astype(np.int64) for first, size in runs]
+    counts[is_crowd] = 0
+    found: list[tuple[np.ndarray, ...]] = []
+    for batch in _batches(counts):
+        number = counts[batch]
+        before = number.cumsum() - number
+        position = np.repeat(start[batch] - before, number)
+        position += np.arange(len(position))
+        one = np.repeat(query[batch], number)
+        other = (of_others[position] & _LOW).astype(np.int64)
+        word = (table + 1) % _WORDS
+        differing = queries[one, word] ^ others[other, word]
+        likely = np.flatnonzero(np.bitwise_count(differing) <= distance)
+        one, other = one[likely], other[likely]
+        bits = hamming(queries[one], others[other])
+        near = bits <= distance
+        found.append((one[near], bits[near], other[near]))
+    return found, query[is_crowd], np.concatenate([np.empty(0, np.int64), *crowd])
+
+
+def _sorted_entries(
+    plan: Plan, table: int, part: int, parts: int, hashes: np.ndarray
+) -> np.ndarray:
+    """Key of the sampled bits in the high 32 bits and row in the low, sorted: uint64 (n,).
+
+    Only a part of the keys if there are several ``parts``. ``hashes`` is uint64 (n, 4).
+    """
+    word, mask, factor = plan.key(table)
+    kept = [np.empty(0, np.uint64)]
+    for start in range(0, len(hashes), _BLOCK):
+        keys = hashes[start : start + _BLOCK, word] & mask
+        keys *= factor
+        keys &= _HIGH
+        keys |= np.arange(start, start + len(keys), dtype=np.uint64)
+        kept.append(keys if parts == 1 else keys[_is_in_part(keys, part, parts)])
+    entries = np.concatenate(kept)
+    entries.sort()
+    return entries
+
+
+def _is_in_part(keys: np.ndarray, part: int, parts: int) -> np.ndarray:
+    return (keys >> _32) * np.uint64(parts) >> _32 == part
+
+
+def _entries_among(
+    plan: Plan,
+    tables: Sequence[int],
+    part: tuple[int, int],
+    hashes: np.ndarray,
+    entries: Sequence[np.ndarray],
+) -> Iterator[np.ndarray]:
+    """`_sorted_entries` of tables of one word, without most of those in no group of ``entries``."""
+    # A bit for each key would do, but a byte is looked up faster.
+    bits = min(max(max(map(len, entries), default=0).bit_length() + 4, 12), 22)
+    shift = np.uint64(64 - bits)
+    known = []
+    for of_table in entries:
+        is_known = np.zeros(1 << bits, bool)
+        is_known[(of_table >> shift).view(np.int64)] = True
+        known.append(is_known)
+    kept: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in tables]
+    keys, chosen = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, bool)
+    # Many rows at a time, so that the known keys of a table stay in the cache.
+    for first in range(0, len(hashes), _SCANNED):
+        words = np.ascontiguousarray(hashes[first : first + _SCANNED, tables[0] % _WORDS])
+        for number, table in enumerate(tables):
+            _, mask, factor = plan.key(table)
+            for start in range(0, len(words), _BLOCK):
+                block = words[start : start + _BLOCK]
+                key = np.bitwise_and(block, mask, out=keys[: len(block)])
+                key *= factor
+                place = (key >> shift).view(np.int64)
+                known[number].take(place, out=chosen[: len(block)], mode="clip")
+                rows = np.flatnonzero(chosen[: len(block)])
+                key = key[rows] & _HIGH
+                if part[1] > 1:
+                    in_part = _is_in_part(key, *part)
+                    key, rows = key[in_part], rows[in_part]
+                kept[number].append(key | (rows + (first + start)).view(np.uint64))
+    for blocks in kept:
+        joined = np.concatenate(blocks)
+        blocks.clear()
+        joined.sort()
+        yield joined
+
+
+def _groups(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Start and size of the runs of equal keys, of two and more entries."""
+    begins = np.ones(len(entries) + 1, bool)
+    np.not_equal(entries[1:] >> _32, entries[:-1] >> _32, out=begins[1:-1])
+    starts = np.flatnonzero(begins)
+    sizes = np.diff(starts)
+    several = sizes > 1
+    return starts[:-1][several], sizes[several]
+
+
+class _Compare:
+    """Compare blocks of hashes with each other; its buffers serve all blocks of a task."""
+
+    def __init__(self, distance: int | np.ndarray, word: int = 3) -> None:
+        """Of ``word`` some bits may be known to be equal, so that it is compared last.
+
+        A distance for each pair is uint8, of a shape that broadcasts to that of the block.
+        """
+        self.distance = distance
+        self._words = [(word + 1 + number) % _WORDS for number in range(_WORDS)]
+        # The last step in a group may be as long as a block of the others.
+        self._xor = np.empty(2 * _BLOCK, np.uint64)
+        self._bits, self._more = np.empty((2, 2 * _BLOCK), np.uint8)
+
+    def likely(self, one: np.ndarray, other: np.ndarray) -> np.ndarray:
+        """Positions in the flat block of all near pairs, and of few others.
+
+        Both are uint64 (4, ...), broadcast to at most 2 * `_BLOCK` pairs. Words are compared until
+        few pairs are left. All four may differ in 256 bits, which uint8 takes for 0: a pair more.
+        """
+        shape = np.broadcast_shapes(one.shape[1:], other.shape[1:])
+        length = math.prod(shape)
+        xor, bits, more = self._xor[:length], self._bits[:length], self._more[:length]
+        for number, word in enumerate(self._words):
+            np.bitwise_xor(one[word], other[word], out=xor.reshape(shape))
+            np.bitwise_count(xor, out=more if number else bits)
+            if number:
+                bits += more
+            is_likely = bits.reshape(shape) <= self.distance
+            if np.count_nonzero(is_likely) * 64 <= length:
+                break
+        return np.flatnonzero(is_likely)
+
+    def near(self, words: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Near pairs in groups of one size: two numbers in a group, the lower first, and the group.
+
+        ``words`` is uint64 (4, size, groups), of about `_BLOCK` hashes.
+        """
+        _, size, groups = words.shape
+        start = 0
+        while start < size - 1:
+            others = size - 1 - start
+            stop = start + min(others, max(1, _BLOCK // (others * groups)))
+            likely = self.likely(words[:, start:stop, None], words[:, None, start + 1 :])
+            if len(likely):
+                one, rest = np.divmod(likely, others * groups)
+                other, group = np.divmod(rest, groups)
+                one, other = one + start, other + start + 1
+                differing = words[:, one, group] ^ words[:, other, group]
+                near = np.bitwise_count(differing).sum(axis=0, dtype=np.int64) <= self.distance
+                near &= one < other
+                yield one[near], other[near], group[near]
+            start = stop
+
+
+def compare_all(queries: np.ndarray, words: np.ndarray, distance: int) -> np.ndarray:
+    """The nearest of all hashes ``words``, uint64 (4, m), for each of ``queries``: packed (n,).
+
+    ``queries`` is uint64 (n, 4). Hashes are compared in blocks; what is no nearer than the best so
+    far is left out early.
+    """
+    best = np.full(len(queries), NONE)
+    compare = _Compare(distance)
+    for start in range(0, len(queries), _QUERIES):
+        block = queries[start : start + _QUERIES]
+        limits = np.full((len(block), 1), distance, np.uint8)
+        compare.distance = limits
+        nearest = best[start : start + _QUERIES]
+        first, columns = 0, _FIRST
+        while first < words.shape[1]:
+            others = words[:, None, first : first + columns]
+            likely = compare.likely(block.T[:, :, None], others)
+            if len(likely):
+                query, row = np.divmod(likely, others.shape[2])
+                bits = hamming(block[query], words[:, first + row].T)
+                near = bits <= limits[query, 0]
+                np.minimum.at(nearest, query[near], pack(bits[near], first + row[near]))
+                # The first of equal ones is kept: later ones have to be nearer.
+                found = nearest != NONE
+                limits[found, 0] = np.maximum(nearest[found] >> _ROW_BITS, 1) - 1
+            first += columns
+            columns = min(4 * columns, _BLOCK // _QUERIES)
+    return best
+
+
+def _batches(counts: np.ndarray) -> Iterator[slice]:
+    """Slices of consecutive queries with about `_BLOCK` candidates each."""
+    ends = counts.cumsum()
+    start = 0
+    while start < len(counts):
+        done = ends[start - 1] if start else 0
+        stop = max(int(np.searchsorted(ends, done + 4 * _BLOCK, "right")), start + 1)
+        if ends[stop - 1] > done:
+            yield slice(start, stop)
+        start = stop
+
+
+def forest(pairs: np.ndarray) -> np.ndarray:
+    """Pairs (n, 2) that connect the same rows as ``pairs``: each row with the lowest one.
+
+    Rows are in one tree if a path of pairs leads from one to the other.
+    """
+    rows, numbers = np.unique(pairs, return_inverse=True)
+    one, other = numbers.reshape(-1, 2).T
+    root = np.arange(len(rows))
+    while True:
+        low, high = root[one], root[other]
+        apart = low != high
+        if not apart.any():
+            break
+        one, other, low, high = one[apart], other[apart], low[apart], high[apart]
+        np.minimum.at(root, np.maximum(low, high), np.minimum(low, high))
+        while not np.array_equal(shorter := root[root], root):
+            root = shorter
+    is_root = root == np.arange(len(rows))
+    return np.stack([rows[root], rows], axis=1)[~is_root]
