@@ -1,18 +1,15 @@
-"""Duplicates that were planted, how fast signals and hashes are, and the search among millions.
+"""Duplicates that were planted, and how fast signals and hashes are.
 
     python benchmarks/curate.py --shards train-000000.tar train-000001.tar
-    python benchmarks/curate.py --hashes 10000000
 
-The first plants variants of photographs and counts which are found, and times signals and
-fingerprints beside the read alone, and beside cleanvision and imagededup where these are installed
-(imagededup needs torch, and is not in the extra `bench`). The second searches random hashes with
-planted pairs.
+It plants variants of photographs and counts which are found, and times signals and fingerprints
+beside the read alone, and beside cleanvision and imagededup where these are installed (imagededup
+needs torch, and is not in the extra `bench`). `hashes.py` has the search among millions.
 """
 
 import argparse
 import io
 import logging
-import resource
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
@@ -23,13 +20,10 @@ from time import perf_counter, process_time
 
 import _checkout  # noqa: F401
 import dask
-import numpy as np
-import pandas as pd
 from _shards import Sample, from_tars, make_shards, photographs, write_shards
 from PIL import Image, ImageOps
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate.hamming import nearest_kept
 
 # How each photograph comes again: scale, format and options of Pillow.
 VARIANTS = {
@@ -63,12 +57,8 @@ def main() -> None:
     parser.add_argument("--images", type=int, default=500, help="to time, by repetition")
     parser.add_argument("--quarters", action="store_true", help="those of each photograph as well")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--hashes", type=int, help="search so many random hashes instead")
     args = parser.parse_args()
     logging.getLogger("dask_image_ingest").setLevel(logging.ERROR)
-    if args.hashes:
-        search(args.hashes)
-        return
     samples = list(from_tars(args.shards) if args.shards else photographs())
     photos = list(with_quarters(samples)) if args.quarters else samples
     with tempfile.TemporaryDirectory() as folder, dask.config.set(scheduler="threads"):
@@ -215,36 +205,6 @@ def peers(files: Path) -> Iterator[tuple[str, str, Callable[[], object]]]:
 
     yield "cleanvision, one process", "cleanvision", cleanvision
     yield "imagededup, pHash, one process", "imagededup", imagededup
-
-
-def search(count: int) -> None:
-    """Search random hashes with planted pairs, and print what is found and what it takes."""
-    pairs = min(10_000, count // 8)
-    random = np.random.default_rng(1)
-    hashes = random.integers(0, 2**64, (count, 1, 4), dtype=np.uint64)
-    near, far = np.arange(pairs), np.arange(pairs, 2 * pairs)
-    hashes[count - pairs :, 0] = flipped(random, hashes[near, 0], 15)
-    hashes[count - 2 * pairs : count - pairs, 0] = flipped(random, hashes[far, 0], 24)
-    start, used = perf_counter(), process_time()
-    of, _ = nearest_kept(hashes, 24)
-    wall, cpu = perf_counter() - start, process_time() - used
-    rows = pd.Series(of)
-    print(f"{count:,} random hashes, {pairs:,} pairs planted at each distance")
-    print(f"{wall:,.1f} s, {cpu:,.1f} s of a core")
-    print(f"at 15 bits found: {(rows[count - pairs :].to_numpy() == near).mean():.4%}")
-    found = rows[count - 2 * pairs : count - pairs].to_numpy() == far
-    print(f"at 24 bits found: {found.mean():.4%}")
-    print(f"others found: {(rows[: count - 2 * pairs] >= 0).sum():,}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    print(f"peak memory, that of the hashes included: {peak:.2f} GiB")
-
-
-def flipped(random: np.random.Generator, hashes: np.ndarray, bits: int) -> np.ndarray:
-    """Hashes that differ from these in so many random bits each."""
-    raw = np.unpackbits(hashes.view(np.uint8), axis=1)
-    places = np.argpartition(random.random(raw.shape), bits, axis=1)[:, :bits]
-    np.put_along_axis(raw, places, 1 - np.take_along_axis(raw, places, axis=1), axis=1)
-    return np.packbits(raw, axis=1).view(np.uint64)
 
 
 if __name__ == "__main__":
