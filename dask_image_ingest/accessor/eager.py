@@ -124,7 +124,8 @@ def frame_html(frame: pd.DataFrame) -> str | None:
     names = image_columns(frame) if frame.columns.is_unique else []
     if not names:
         return frame._repr_html_()
-    marked = frame.copy(deep=False)
+    others = [name for name in frame.columns if name not in names]
+    marked = frame[[*names, *others]].copy(deep=False)  # the pictures first
     for number, name in enumerate(names):
         marked[name] = [f"{_BEGIN}{number}.{row}{_END}" for row in range(len(frame))]
     html = marked._repr_html_()

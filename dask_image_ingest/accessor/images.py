@@ -221,7 +221,8 @@ class Images(ABC, Generic[Frame, Series]):
         ----------
         fn
             Called with each batch: an array (n, height, width, channels) of uint8, NumPy or CuPy,
-            or a list of arrays if shapes differ. These are copies, which it may change. It returns
+            or a list of arrays if shapes differ: read with ``size=``, and it is an array in every
+            batch. These are copies, which it may change. It returns
             an array, a tensor or a list with a value for each image, or a dict of such; None in a
             list is null. A batch never spans partitions. A class, or a ``functools.partial`` of
             one, is instantiated once in each worker process, and the instance is called with the

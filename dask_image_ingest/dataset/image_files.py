@@ -35,7 +35,13 @@ from dask_image_ingest.dataset.scan.partitioning import (
     ShardSplit,
     parse_partition_size,
 )
-from dask_image_ingest.dataset.schema.columns import FileColumn, ImageChoice, Schema, image_members
+from dask_image_ingest.dataset.schema.columns import (
+    FileColumn,
+    ImageChoice,
+    Schema,
+    image_members,
+    warn_of_masks,
+)
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError
@@ -173,6 +179,8 @@ def read_images(
     if not decode:
         for each in (decoding, *(other.decoding for other in others)):
             refuse_decoding(each, errors)
+    else:
+        warn_of_masks(image, mode)
     if label not in (None, "folder"):
         raise ArgumentError(f"label={shown(label)}: pass 'folder', or None for no labels")
     largest = parse_partition_size(partition_size, backend_)

@@ -34,6 +34,7 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageColumn,
     TableSchema,
     image_members,
+    warn_of_masks,
 )
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
 from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
@@ -163,6 +164,8 @@ def read_parquet_images(
     if not decode:
         for each in (decoding, *(other.decoding for other in others)):
             refuse_decoding(each, errors)
+    else:
+        warn_of_masks(image, mode)
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
     files = find_shards(paths, storage_options, PARQUET)

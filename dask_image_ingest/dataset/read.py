@@ -45,7 +45,12 @@ from dask_image_ingest.dataset.scan.partitioning import (
     parse_partition_size,
     parse_shards_per_partition,
 )
-from dask_image_ingest.dataset.schema.columns import ImageChoice, image_members, make_schema
+from dask_image_ingest.dataset.schema.columns import (
+    ImageChoice,
+    image_members,
+    make_schema,
+    warn_of_masks,
+)
 from dask_image_ingest.dataset.schema.file_columns import (
     SidecarChoice,
     check_sidecar,
@@ -276,6 +281,8 @@ def read_webdataset_images(
     if not decode:
         for each in (decoding, *(member.decoding for member in others)):
             refuse_decoding(each, errors)
+    else:
+        warn_of_masks(image, mode)
     largest = parse_partition_size(partition_size, backend_)
     together = parse_shards_per_partition(shards_per_partition, largest)
     options = ReadOptions(

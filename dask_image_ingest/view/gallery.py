@@ -6,7 +6,6 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from html import escape
 from os import PathLike
 from typing import Any
 
@@ -37,9 +36,7 @@ from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,
     columns_chart,
-    page,
     refuse_no_page,
-    write_page,
 )
 from dask_image_ingest.view.references import decode_references, references_of_images
 from dask_image_ingest.view.thumbnails import make_thumbnails
@@ -56,7 +53,7 @@ _HEADER = ("format", "height", "width", "nbytes")
 
 def gallery(
     frame: Any,
-    path: str | PathLike[str],
+    path: str | PathLike[str] | None = None,
     n: int = 200,
     *,
     columns: Sequence[str] | None = None,
@@ -66,14 +63,15 @@ def gallery(
     storage_options: dict[str, Any] | None = None,
     decode: bool = False,
 ) -> Thumbnails:
-    """Write a page with a contact sheet of a collection, and histograms of all its images.
+    """A contact sheet of a collection, and histograms of all its images: a page, or in a notebook.
 
     Parameters
     ----------
     frame
         A dask, pandas or cuDF dataframe of :func:`read_webdataset_images`.
     path
-        The file to write, which needs no other file.
+        The file to write, which needs no other file; None, for a notebook that shows the result,
+        writes none.
     n
         Images on the contact sheet, sampled from partitions all over the frame. Only these are
         decoded.
@@ -95,7 +93,7 @@ def gallery(
     Returns
     -------
     Thumbnails
-        The contact sheet.
+        The contact sheet below the histograms, which a notebook displays.
 
     Raises
     ------
@@ -112,23 +110,25 @@ def gallery(
     <52 thumbnails, 1 without an image: shown in a notebook, or save()>
     """
     check_frame(frame)
-    check_path("path", path)
+    if path is not None:
+        check_path("path", path)
     check_flag("decode", decode)
     storage_options = check_storage_options(storage_options)
     if title is not None and not (isinstance(title, str) and is_utf8(title)):
         raise ArgumentError(f"title={shown(title)}: pass a text, or None")
-    refuse_source(frame, path)
+    if path is not None:
+        refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame
     sheet = make_thumbnails(frame, n, size, columns, storage_options, spread=True, mask=mask)
     counts = count_headers(counted, decode)
     encoded = f"{format_bytes(counts['nbytes'].sum())} encoded · " if "nbytes" in frame else ""
     title = title or _default_title(frame)
-    body = (
-        f"<h1>{escape(title)}</h1>"
+    sheet = sheet.below(
         f'<p class="dii-lead">{counts["samples"].sum():,} samples · {encoded}{len(sheet):,} shown'
-        f'</p><div class="dii-charts">{_charts(counts, sheet, decode)}</div>{sheet.html()}'
+        f'</p><div class="dii-charts">{_charts(counts, sheet, decode)}</div>'
     )
-    write_page(path, page(title, body))
+    if path is not None:
+        sheet.save(path, title)
     return sheet
 
 

@@ -53,6 +53,11 @@ body { margin: 0 auto; padding: 28px clamp(16px, 4vw, 48px) 64px; max-width: 150
   color: var(--ink); background: var(--ground); font: 14px/1.5 system-ui, sans-serif; }
 h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; }
 h2 { font-size: 13px; margin: 0 0 2px; }
+.dii-sheet .dii-card { content-visibility: auto;
+  contain-intrinsic-size: auto calc(var(--dii-size) + 80px); }
+"""
+
+_CHART_STYLE = """
 .dii-lead { margin: 0 0 22px; opacity: .7; }
 .dii-charts { display: grid; gap: 14px; margin-bottom: 26px;
   grid-template-columns: repeat(auto-fit, minmax(250px, 1fr)); }
@@ -62,11 +67,9 @@ h2 { font-size: 13px; margin: 0 0 2px; }
 .dii-chart svg { display: block; width: 100%; max-width: 420px; height: auto; margin: 0 auto; }
 .dii-chart svg text { fill: currentColor; font: 10px system-ui, sans-serif; }
 .dii-chart svg .dii-quiet { opacity: .65; }
-.dii-chart rect { fill: var(--bar); }
+.dii-chart rect { fill: var(--bar, #3b7dd8); }
 .dii-chart g:hover rect { filter: brightness(1.2); }
 .dii-chart.dii-errors rect, .dii-chart .dii-marked rect { fill: #d64545; }
-.dii-sheet .dii-card { content-visibility: auto;
-  contain-intrinsic-size: auto calc(var(--dii-size) + 80px); }
 """
 
 _WIDTH, _HEIGHT = 320, 150
@@ -120,7 +123,7 @@ def page(title: str, body: str, style: str = "") -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{style}</style></head>"
+        f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{_CHART_STYLE}{style}</style></head>"
         f"<body>{body}</body></html>\n"
     )
 
@@ -216,9 +219,10 @@ class Thumbnails:
         One for each row.
     """
 
-    def __init__(self, cards: list[Card], size: int) -> None:
+    def __init__(self, cards: list[Card], size: int, above: str = "") -> None:
         self.cards = cards
         self._size = size
+        self._above = above  # HTML of facts and charts, or none
 
     def __len__(self) -> int:
         return len(self.cards)
@@ -228,16 +232,21 @@ class Thumbnails:
         return f"<{len(self)} thumbnails, {bad} without an image: shown in a notebook, or save()>"
 
     def _repr_html_(self) -> str:
-        return f"<style>{STYLE}</style>{self.html()}"
+        return f"<style>{STYLE}{_CHART_STYLE * bool(self._above)}</style>{self._above}{self.html()}"
+
+    def below(self, above: str) -> Thumbnails:
+        """The same sheet below some HTML, such as charts."""
+        return Thumbnails(self.cards, self._size, above)
 
     def html(self) -> str:
         """HTML of the sheet, without its style."""
         cards = "".join(card.html() for card in self.cards) or "<p>No rows.</p>"
         return f'<div class="dii-sheet" style="--dii-size: {self._size}px">{cards}</div>'
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the sheet as an HTML page that needs no other file."""
-        write_page(path, page("Images", self.html()))
+    def save(self, path: str | PathLike[str], title: str | None = None) -> None:
+        """Write the sheet as an HTML page that needs no other file; ``title`` is its heading."""
+        heading = "" if title is None else f"<h1>{escape(title)}</h1>"
+        write_page(path, page(title or "Images", heading + self._above + self.html()))
 
 
 @dataclass(frozen=True)

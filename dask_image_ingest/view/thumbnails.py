@@ -24,7 +24,7 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import LOCATION_COLUMNS
+from dask_image_ingest.dataset import LOCATION_COLUMNS, image_field
 from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
@@ -157,7 +157,8 @@ def make_thumbnails(
     # Images and their errors are shown in the place of the thumbnail, not as text.
     not_text = {*image_columns(frame), *(("image", "error") if has_locations else ())}
     texts = [name for name in columns if name not in not_text]
-    facts = [name for name in (*_HEADER, "error") if name in frame.columns and name not in not_text]
+    facts = [image_field(image, name) for name in (*_HEADER, "error")]
+    facts = [name for name in facts if name in frame.columns and name not in not_text]
     images = [] if has_locations else [image, *({mask} - {None})]
     needed = list(dict.fromkeys([*texts, *facts, *images]))
     check_unique(needed, frame.columns)
@@ -172,7 +173,7 @@ def make_thumbnails(
     rows = rows if mask is None else rows.drop(columns=mask)
     if decodes is None:
         rows = small_images(rows, image, size, "longer", smooth=True)
-    return Thumbnails(_cards(rows, texts, facts, size, masks), size)
+    return Thumbnails(_cards(rows, texts, facts, size, masks, image), size)
 
 
 def _simplify(frame: Any) -> Any:
@@ -181,7 +182,7 @@ def _simplify(frame: Any) -> Any:
 
 
 def _cards(
-    rows: Any, texts: list[str], facts: list[str], size: int, masks: list[Any] | None
+    rows: Any, texts: list[str], facts: list[str], size: int, masks: list[Any] | None, image: str
 ) -> list[Card]:
     backend = backend_of(rows)
     arrays = [array if array is None else backend.host(array) for array in rows.images.arrays()]
@@ -190,13 +191,19 @@ def _cards(
             arrays[row] = overlay_labels(array, backend.host(labels))
     names = list(dict.fromkeys([*texts, *facts, *(["error"] if "error" in rows.columns else [])]))
     records = backend.to_arrow(rows[names]).to_pylist() if names else [{}] * len(arrays)
-    return [
-        _card(array, record, texts, size) for array, record in zip(arrays, records, strict=True)
-    ]
+    cards = []
+    for array, record in zip(arrays, records, strict=True):
+        facts_of_image = {name: record.get(image_field(image, name)) for name in _HEADER}
+        error = record.get(image_field(image, "error")) or record.get("error")
+        texts_of_row = {name: without_secrets(_value_text(record[name])) for name in texts}
+        cards.append(_card(array, facts_of_image, error, texts_of_row, size))
+    return cards
 
 
-def _card(array: Any, record: dict[str, Any], texts: list[str], size: int) -> Card:
-    error = record.get("error") or (None if array is not None else "missing: no image")
+def _card(
+    array: Any, record: dict[str, Any], error: str | None, texts: dict[str, str], size: int
+) -> Card:
+    error = error or (None if array is not None else "missing: no image")
     shape = None
     if array is not None:
         # Show an image that is smaller than a thumbnail at its own size.
@@ -207,7 +214,7 @@ def _card(array: Any, record: dict[str, Any], texts: list[str], size: int) -> Ca
         jpeg=None if array is None else encode(_displayable(array), "jpeg", 85),
         shape=shape,
         error=error,
-        texts={name: without_secrets(_value_text(record[name])) for name in texts},
+        texts=texts,
         facts=_facts_text(record),
     )
 

@@ -26,9 +26,9 @@ def test_images_are_thumbnails_and_the_rest_is_as_pandas_has_it():
     frame = small_frame([7, 9, 200], (4, 5, 3), bad=[9]).assign(txt=["<b>", "\ue0d1", None])
     html = frame_html(frame)
     assert [(p.shape, p.flat[0]) for p in pictures(html)] == [((4, 5, 3), 7), ((4, 5, 3), 200)]
-    # The cells of key, image and txt, row by row.
+    # The cells of image, key and txt, row by row: the picture comes first.
     cells = re.findall(r"<td>(.*?)</td>", html)
-    others = [cell for at, cell in enumerate(cells) if at % 3 != 1]
+    others = [cell for at, cell in enumerate(cells) if at % 3]
     assert others == re.findall(r"<td>(.*?)</td>", frame.drop(columns="image")._repr_html_())
     assert cells[2] == "&lt;b&gt;"
 

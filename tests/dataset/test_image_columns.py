@@ -421,11 +421,17 @@ def test_a_checkpoint_holds_all_images(ddf, tmp_path, witness):
         ({"image": IMAGES, "filters": [("mask", "==", 1)]}, "before any pixel is decoded"),
         ({"image": IMAGES, "columns": ["masks"]}, "masks"),
         (
-            {"image": {"image": "png", "json.a": "seg.png"}, "json_fields": {"a": "int64"}},
+            {
+                "image": {"image": "png", "json.a": dii.ImageColumn("seg.png", mode="labels")},
+                "json_fields": {"a": "int64"},
+            },
             "both make a column 'json.a'",
         ),
         (
-            {"image": {"image": "png", "json": "seg.png"}, "json_fields": {"width": "int64"}},
+            {
+                "image": {"image": "png", "json": dii.ImageColumn("seg.png", mode="labels")},
+                "json_fields": {"width": "int64"},
+            },
             "both make a column 'json.width'",
         ),
     ],
@@ -445,3 +451,29 @@ def test_a_first_shard_without_masks_is_told(paths):
         dii.read_webdataset_images(
             paths, image={"image": "png", "depth": "depth.png"}, backend="pandas"
         )
+
+
+@pytest.mark.parametrize(
+    "image",
+    [{"image": "png", "mask": "seg.png"}, {"image": "png", "m": dii.ImageColumn("seg.png")}],
+)
+def test_a_mask_that_is_read_as_a_photograph_is_warned_of(paths, image):
+    with pytest.warns(UserWarning, match="mode='labels'"):
+        dii.read_webdataset_images(paths, image=image, backend="pandas")
+    # Not where a mode is chosen, nor where nothing is decoded: other warnings are errors.
+    dii.read_webdataset_images(paths, image=image, backend="pandas", mode="L")
+    chosen = image | {list(image)[1]: dii.ImageColumn("seg.png", mode="RGB")}
+    dii.read_webdataset_images(paths, image=chosen, backend="pandas")
+    if "mask" in image:
+        dii.read_webdataset_images(paths, image=image, backend="pandas", decode=False)
+
+
+def test_the_thumbnails_of_another_column_have_its_own_sizes(paths):
+    ddf = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas")
+    frame = ddf.head(4).assign(**{"mask.height": 11, "mask.width": 22, "height": 33})
+    for card in frame.images["mask"].show(4).cards:
+        assert card.error is not None or card.facts.startswith("22 × 11")
+    lazy = ddf.images["mask"].show(4).cards
+    sizes = ddf[["mask.width", "mask.height"]].head(4).to_numpy().tolist()
+    for card, (width, height) in zip(lazy, sizes, strict=True):
+        assert card.error is not None or card.facts.startswith(f"{width} × {height}")

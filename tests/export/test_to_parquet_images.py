@@ -49,7 +49,7 @@ def paths(members, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def references(paths):
-    images = {"image": "jpg", "mask": "seg.png"}
+    images = {"image": "jpg", "mask": dii.ImageColumn("seg.png", mode="RGB")}
     return dii.read_webdataset_images(paths, image=images, decode=False, backend="pandas")
 
 
@@ -148,7 +148,7 @@ def test_a_folder_with_files_is_refused_unless_overwritten(references, tmp_path)
 
 @pytest.mark.parametrize("column", ["image", "mask"])
 def test_no_image_column_is_lost_after_a_filter_that_needs_its_decode(column, paths, tmp_path):
-    images = {"image": "jpg", "mask": "seg.png"}
+    images = {"image": "jpg", "mask": dii.ImageColumn("seg.png", mode="RGB")}
     frame = dii.read_webdataset_images(paths, image=images, backend="pandas")
     frame = frame[frame[column].notnull()][["__key__", "image", "mask"]]
     with pytest.raises(dii.ArgumentError, match=f"stored images of '{column}' cannot be written"):
@@ -278,7 +278,7 @@ def test_a_full_disk_is_told_and_leaves_what_was_there(had_one, references, tmp_
 
 
 def test_partitions_are_joined_without_a_decode(paths, members, tmp_path, work):  # noqa: F811
-    images = {"image": "jpg", "mask": "seg.png"}
+    images = {"image": "jpg", "mask": dii.ImageColumn("seg.png", mode="RGB")}
     frame = dii.read_webdataset_images(paths, image=images, backend="pandas", size=8)
     frame = frame[["__key__", "txt", "image", "mask"]].repartition(npartitions=1)
     dii.to_parquet_images(frame, tmp_path / "out")

@@ -55,6 +55,17 @@ class TestGallery:
         sheet = dii.gallery(ddf, tmp_path / "out.html", n=7)
         assert len(sheet) == work["decoded"] == 7
 
+    def test_a_notebook_shows_the_same_without_a_file(self, ddf, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        sheet = dii.gallery(ddf, n=6)
+        shown = Page(sheet._repr_html_())
+        dii.gallery(ddf, tmp_path / "out.html", n=6)
+        written = Page((tmp_path / "out.html").read_text())
+        assert shown.sources() == written.sources()
+        assert len(shown.sources()) > 0
+        assert "Aspect" in shown.text
+        assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+
     def test_it_shows_images_of_every_shard(self, ddf, tmp_path):
         sheet = dii.gallery(ddf, tmp_path / "out.html", n=6)
         keys = ddf["__key__"].compute().tolist()

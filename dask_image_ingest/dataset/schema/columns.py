@@ -5,6 +5,8 @@ Also the image columns: their members, and how each is decoded.
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from types import MappingProxyType
@@ -380,6 +382,31 @@ def image_members(
         members[name] = ImageMember(name, parse(extensions), decoding(**{**options, **own}))
     first = members.pop("image")
     return first.extensions, first.decoding, tuple(members.values())
+
+
+# Words in the names of columns and members that hold masks.
+_MASKS = {"mask", "masks", "seg", "segmentation", "labels"}
+
+
+def warn_of_masks(image: ImageChoice, mode: Mode) -> None:
+    """Warn of columns that by their names are masks, and would be decoded as photographs.
+
+    Not if a mode was chosen, for all images or for the column.
+    """
+    if not isinstance(image, Mapping) or mode != "RGB":
+        return
+    for name, value in image.items():
+        chosen = value.mode if isinstance(value, ImageColumn) else "same"
+        members = value.image if isinstance(value, ImageColumn) else value
+        texts = [name, *([members] if isinstance(members, str) else members)]
+        words = {word for text in texts for word in re.split("[^a-z]+", text.lower())}
+        if name != "image" and chosen == "same" and words & _MASKS:
+            warnings.warn(
+                f"the image column {name!r} is decoded as RGB, so that labels become colours, and "
+                f"a resize mixes them: if it is a mask, pass ImageColumn({members!r}, "
+                "mode='labels'); if not, mode='RGB'",
+                stacklevel=3,
+            )
 
 
 def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
