@@ -59,6 +59,7 @@ MARKED: dict[str, list[str]] = {
         "needs a GPU and torch",
         "needs a cluster with GPUs",
     ],
+    "docs/guide/install.md": ["changes the environment"],
     "docs/guide/model_server.md": ["needs a GPU and vLLM"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
     "docs/guide/remote.md": ["needs a bucket of S3", "needs a server"],
