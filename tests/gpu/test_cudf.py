@@ -185,6 +185,49 @@ def test_functions_may_give_lists_of_none_arrays_and_tensors(function):
     assert got[0] is None or got[0] == pytest.approx(expected[0], rel=1e-5)  # NaN is null
 
 
+@pytest.mark.parametrize("errors", ["raise", "null"])
+def test_rows_are_given_in_host_memory_and_come_back_to_the_device(errors):
+    arrays = images([(4, 5, 3), (6, 2, 3), (4, 5, 3)])
+    frame = TestCudf().make(get_backend("cudf"), arrays)
+    keys = frame["__key__"].to_arrow().to_pylist()
+
+    async def tell(image, key):
+        assert isinstance(image, np.ndarray)
+        assert isinstance(key, str)
+        if key == keys[1] and errors == "null":
+            raise ValueError("not this one")
+        return {"s": key, "i": image.size, "l": [1.5] * image.shape[1], "p": image[::-1]}
+
+    outputs = {"s": "string", "i": "int64", "l": "list<float32>", "p": "image"}
+    made = frame.images.map_rows(
+        tell, outputs, inputs=["image", "__key__"], errors=errors, concurrency=2
+    )
+    got = made[["s", "i", "l"]].to_arrow().to_pylist()
+    pictures = made.images["p"].arrays()
+    for row, array in enumerate(arrays):
+        if row == 1 and errors == "null":
+            assert got[row] == {"s": None, "i": None, "l": None}
+            assert pictures[row] is None
+            assert made["error"].to_arrow().to_pylist()[row].endswith("ValueError: not this one")
+            continue
+        assert got[row] == {"s": keys[row], "i": array.size, "l": [1.5] * array.shape[1]}
+        np.testing.assert_array_equal(on_host(pictures[row]), array[::-1])
+
+    def batches(pictures, names):
+        if keys[1] in names and errors == "null":
+            raise ValueError("not this one")
+        return [float(picture.mean()) for picture in pictures]
+
+    made = frame.images.map_batches(
+        batches, {"m": "float64"}, inputs=["image", "__key__"], errors=errors
+    )
+    means = made["m"].to_arrow().to_pylist()
+    expected = [array.mean() for array in arrays]
+    assert means[0] == pytest.approx(expected[0])
+    assert means[2] == pytest.approx(expected[2])
+    assert (means[1] is None) == (errors == "null")
+
+
 def cupy_of(array):
     import cupy
 
