@@ -52,8 +52,6 @@ names = [
         other + other,
         ddf.sort_values("b")[["a"]],
         ddf.merge(other, on="b").groupby("c_x").a.sum(),
-        ddf[(ddf.a > 3).astype(bool)],
-        (lambda ints: ints[ints.b > 1])(ddf.astype({"b": "int64"})),
         ddf.fillna({"b": 0})["b"],
     )
 ]
@@ -108,6 +106,30 @@ def test_frames_without_images_are_optimised_as_without_this_package(alone):
     imported: dict = {}
     exec(QUERIES, imported)
     assert imported["names"] == alone["names"]
+
+
+FILTERS = {
+    "cast mask": lambda ddf: ddf[(ddf["nbytes"] != 3).astype("boolean")],
+    "renamed mask": lambda ddf: ddf[(ddf["txt"] != "").fillna(False).rename("m")],
+    "cast values": lambda ddf: (lambda cast: cast[cast["half"] == 1])(
+        ddf.astype({"half": "int64"})
+    ),
+    "nlargest": lambda ddf: ddf.nlargest(3, "nbytes")[["__key__"]],
+}
+
+
+@pytest.mark.parametrize("decode", [False, True], ids=["references", "decoded"])
+@pytest.mark.parametrize("name", FILTERS)
+def test_filters_of_references_that_dask_reads_are_those_of_pandas(name, decode, shards):
+    # The decode rises above the filter, so that nothing of this package is left below it.
+    lazy = dii.read_webdataset_images(shards, backend="pandas", decode=False)
+    parts = [part.compute(scheduler="sync") for part in lazy.partitions]
+    parts = [part.assign(half=[n / 2 for n in range(len(part))]) for part in parts]
+    ddf = dd.from_map(lambda n: parts[n], range(len(parts)))
+    query = FILTERS[name](dii.decode_images(ddf, size=16) if decode else ddf)
+    got, wanted = query.compute(scheduler="sync"), FILTERS[name](pd.concat(parts))
+    assert len(wanted) > 0
+    assert sorted(got["__key__"]) == sorted(wanted["__key__"])
 
 
 def test_every_rule_calls_the_one_that_was_there(alone):

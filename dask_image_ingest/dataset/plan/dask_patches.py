@@ -6,6 +6,8 @@ this package, and to persisted frames, whose query is gone.
 Filters: Dask pushes a filter through operations such as ``astype`` and ``rename``, and takes the
 mask of ``ddf[mask.astype(bool)]`` for the filtered frame (dask#12172). It also applies a predicate
 to values before an ``astype`` instead of those after it, and to labels before a ``reset_index``.
+These rules, and that of ``nlargest``, apply to all frames: where references come from a frame of
+Dask's own, the decode rises above the operation, and nothing of this package is left below.
 
 Projections: Dask's ``nlargest`` and the head of sorted rows lose the column they sort by.
 Operations with a value for each column, such as ``fillna({"cls": 0})``, get a series instead of a
@@ -81,7 +83,7 @@ def _filter_passthrough_available(self: dx.Expr, parent: dx.Expr, dependents: An
         isinstance(node, dx.Index) and node.frame._name == self._name
         for node in parent.predicate.walk()
     )
-    if (is_mask or relabels) and _is_ours(parent):
+    if is_mask or relabels:
         return False
     return bool(_dask_passthrough(self, parent, dependents))
 
@@ -90,9 +92,8 @@ def _push_filter_below_cast(
     self: dx.AsType, parent: dx.Expr, predicate: dx.Expr | None = None
 ) -> dx.Expr | None:
     """Push a filter below a cast; its mask still uses the values after it."""
-    if predicate is None and _is_ours(parent):
-        predicate = parent.predicate
-    return _dask_filter_below_cast(self, parent, predicate)
+    mask = parent.predicate if predicate is None else predicate
+    return _dask_filter_below_cast(self, parent, mask)
 
 
 _RuleUp: TypeAlias = Callable[[Any, Any, Any], dx.Expr | None]
@@ -110,7 +111,8 @@ def _projects_frames(simplify_up: _RuleUp) -> _RuleUp:
                 used = COLUMNS_USED[type(self)](self)
         elif self._projection_passthrough and isinstance(parent, dx.Projection):
             used = []
-        if used is None or self.ndim < 2 or not _is_ours(self):
+        applies = isinstance(self, dx.NLargest) or _is_ours(self)
+        if used is None or self.ndim < 2 or not applies:
             return simplify_up(self, parent, dependents)
         wanted = dx.determine_column_projection(self, parent, dependents, list(used))
         wanted = wanted if isinstance(wanted, list) else [wanted]
