@@ -28,6 +28,13 @@ _NO_PIXELS = ["image", "error"]
 _DAMAGED = " is damaged at byte "
 
 
+#: Of the verbs that find duplicates.
+KEEP_HELP = (
+    "best (default), largest, first, or a column, such as quality.sharpness, to keep the row with "
+    "its largest value"
+)
+
+
 def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     """Add the verb to the command line."""
     description = (
@@ -78,9 +85,10 @@ def add_export(verbs: Any, parents: Sequence[argparse.ArgumentParser]) -> None:
     add(
         "--drop-duplicates",
         choices=["bytes", "pixels", "pdq"],
-        help="write each image once, the largest of its duplicates: bytes compares files, pixels "
-        "decoded images, pdq perceptual hashes",
+        help="write each image once: bytes compares files, pixels decoded images, pdq perceptual "
+        "hashes",
     )
+    add("--keep", default="best", metavar="WHICH", help=f"which duplicate to write: {KEEP_HELP}")
     add("--strict", action="store_true", help="write nothing if a row would be left out")
     add("--resume", action="store_true", help="continue an interrupted export")
     add("--overwrite", action="store_true", help="first remove what an earlier export wrote there")
@@ -115,7 +123,7 @@ def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
         frame = filter_rows(curate.measure_quality(frame), predicate)
     duplicates = 0
     if args.drop_duplicates:
-        frame = curate.find_duplicates(frame, args.drop_duplicates)
+        frame = curate.find_duplicates(frame, args.drop_duplicates, keep=args.keep)
         duplicates = int((~frame["duplicate.keep"]).sum().compute())
         frame = frame[frame["duplicate.keep"]]
     if not args.drop_bad_images and "offset" in frame.columns:

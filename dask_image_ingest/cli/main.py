@@ -17,7 +17,7 @@ import dask
 from distributed import Client
 
 from dask_image_ingest.cli.curation import duplicates, quality
-from dask_image_ingest.cli.export import add_export
+from dask_image_ingest.cli.export import KEEP_HELP, add_export
 from dask_image_ingest.cli.verbs import (
     BAD_DATA,
     FINE,
@@ -192,12 +192,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="mirrored,rotated90",
         help="find images that are mirrored or turned, too",
     )
-    comparing.add_argument(
-        "--keep",
-        default="largest",
-        metavar="WHICH",
-        help="largest (default), best, first, or a column, to keep the row with its largest value",
-    )
+    comparing.add_argument("--keep", default="best", metavar="WHICH", help=KEEP_HELP)
     comparing.add_argument(
         "--against",
         metavar="FOLDER",

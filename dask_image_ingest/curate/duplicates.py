@@ -33,6 +33,7 @@ from dask_image_ingest.curate.ranking import (
     parse_keep,
     rank_rows,
     resolve_identity,
+    with_rankable_columns,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -50,7 +51,7 @@ def find_duplicates(
     distance: int = 24,
     *,
     variants: Sequence[Variant] = (),
-    keep: Literal["largest", "best", "first"] | str = "largest",
+    keep: Literal["best", "largest", "first"] | str = "best",
     identity: str | None = None,
     against: Frame | str | PathLike[str] | None = None,
     memory: str | int = MEMORY,
@@ -80,10 +81,10 @@ def find_duplicates(
         For ``"pdq"``: how a near image may also be mirrored or turned, by the names in
         :func:`compute_fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
     keep
-        Which image of a group to keep: the ``"largest"`` by height × width; the ``"best"``, which
-        is the largest, with ties to the most encoded bytes; the ``"first"``; or the one with the
-        largest value in a column of this name, such as ``"quality.blur"``. Remaining ties go by
-        key, URL and offset.
+        Which image of a group to keep: the ``"best"``, which shows the most of the picture (see the
+        notes); the ``"largest"`` by height × width; the ``"first"``; or the one with the largest
+        value in a column of this name, such as ``"quality.sharpness"``, which is computed if it is
+        a missing signal of :func:`measure_quality`. Remaining ties go by key, URL and offset.
     identity
         A column of unique values that identifies rows, for frames without ``__url__`` and
         ``__key__``.
@@ -130,6 +131,13 @@ def find_duplicates(
     connected by near pairs are then compared with each other. Rows that have no fingerprint are
     kept.
 
+    The ``"best"`` image has the largest (height × width)^0.575 × ``quality.detail`` × bits a
+    pixel^0.05, of the stored size, and of at most 8 bits. So the larger of two copies stays, unless
+    it was only enlarged; of equal sizes the one that lost least in encoding. Sharpening and noise
+    count as detail. ``quality.detail`` is computed in the decode of the fingerprints. For
+    ``"bytes"`` and ``"pixels"``, and in frames without images and this column, the best is the
+    largest, with ties to the most encoded bytes.
+
     Drop bad images before, not after: one of them may be the row that is kept.
 
     PDQ hashes of pictures without detail are near by chance. Rows with a
@@ -147,9 +155,10 @@ def find_duplicates(
     nbytes = _check_memory(memory)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     id_columns = resolve_identity(frame, identity)
-    rank_by = parse_keep(keep, frame)
+    rankable = with_rankable_columns(frame, keep, by)
+    rank_by = parse_keep(keep, rankable)
     before = None if against is None else _rows_before(against, by, identity)
-    ranked = rank_rows(frame, by, variants, rank_by, id_columns)
+    ranked = rank_rows(rankable, by, variants, rank_by, id_columns)
     if before is None:
         keeper, bits = _keepers(ranked, distance, nbytes)
     else:

@@ -11,6 +11,21 @@ import numpy as np
 _WEIGHTS = (0.299, 0.587, 0.114)
 
 
+# The same in whole 256ths, by which pixels have one luma whatever they are computed with.
+_WHOLE_WEIGHTS = (77, 150, 29)
+
+
+def luma(pixels: Any, xp: Any) -> Any:
+    """Luma of pixels uint8 (..., 1 or 3), rounded down: uint8 (...)."""
+    if pixels.shape[-1] == 1:
+        return pixels[..., 0]
+    total = sum(
+        pixels[..., channel].astype(xp.uint16) * xp.uint16(weight)
+        for channel, weight in enumerate(_WHOLE_WEIGHTS)
+    )
+    return (total >> 8).astype(xp.uint8)
+
+
 class Taps(NamedTuple):
     """A sparse linear filter along an axis: the old pixels that make each new one.
 
@@ -24,6 +39,13 @@ class Taps(NamedTuple):
     def reverse(self, length: int) -> Taps:
         """The same filter for the reversed axis, which has ``length`` pixels."""
         return Taps(length - 1 - self.pixels, self.weights)
+
+    def reduce_rows(self, images: Any, xp: Any) -> Any:
+        """Filter rows of images (n, height, width, channels), uint8 as they are."""
+        count, height, width, channels = images.shape
+        reduced = _filtered(images.reshape(count, height, width * channels), self)
+        rounded = xp.clip(reduced + 0.5, 0, 255).astype(xp.uint8)
+        return rounded.reshape(count, -1, width, channels)
 
 
 def make_taps(matrix: np.ndarray, xp: Any) -> Taps:
@@ -83,3 +105,14 @@ def area_weights(length: int, shorter: int) -> np.ndarray:
     stop = np.minimum(edges[1:, None], pixels + 1)
     weights: np.ndarray = np.maximum(stop - start, 0) * (shorter / length)
     return weights
+
+
+@functools.lru_cache(maxsize=1024)
+def cubic_taps(length: int, shorter: int, xp: Any) -> Taps:
+    """Downsampling of an axis by Catmull-Rom splines, as Pillow's ``BICUBIC``."""
+    scale = length / shorter
+    centers = (np.arange(shorter)[:, None] + 0.5) * scale
+    x = np.abs((np.arange(length) + 0.5 - centers) / scale)
+    near, far = (1.5 * x - 2.5) * x**2 + 1, ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = np.where(x < 1, near, np.where(x < 2, far, 0))
+    return make_taps(weights / weights.sum(axis=1, keepdims=True), xp)

@@ -26,6 +26,7 @@ from dask_image_ingest.curate.fingerprints import (
     column_of,
     compute_fingerprints,
 )
+from dask_image_ingest.curate.quality import SIGNALS, with_signals
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import MapColumns
 from dask_image_ingest.errors import ArgumentError
@@ -170,8 +171,17 @@ _PIXELS = column_of("pixels")
 # A pseudo-column: computed, with a name that no column of a user has.
 _AREA = "height × width"
 
+# Another: how much of the picture an image still shows, see `_detail_of_picture`.
+_DETAIL = "detail of the picture"
+
+# The columns of the frame that each of these is computed from; of `_DETAIL`, nbytes is optional.
+_SOURCES = {_AREA: ("height", "width"), _DETAIL: ("quality.detail", "height", "width")}
+
+# More bits a pixel lose no less: JPEG of the highest quality needs about as many.
+_MOST_BITS = 8
+
 # The columns that rows are ranked by, for each ``keep=``.
-_KEEP = {"largest": (_AREA,), "best": (_AREA, "nbytes"), "first": ()}
+_KEEP = {"largest": (_AREA,), "best": (_DETAIL, _AREA, "nbytes"), "first": ()}
 
 
 @dataclass(frozen=True)
@@ -197,8 +207,20 @@ class Ranked:
     is_exact: np.ndarray
 
 
+def with_rankable_columns(frame: Any, keep: Any, by: Kind) -> Any:
+    """The frame with the signal of quality that ``keep`` needs, made of its images if it has them.
+
+    Equal images differ in no signal: for other kinds than PDQ, ``"best"`` needs none.
+    """
+    signal = "quality.detail" if keep == "best" and by == "pdq" else keep
+    signals = {f"quality.{name}": name for name in SIGNALS}
+    if isinstance(signal, str) and signal in signals and signal not in frame.columns:
+        return with_signals(frame, [signals[signal]])
+    return frame
+
+
 def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
-    """The columns, or the area, that rows are ranked by: the row with the largest value is kept.
+    """The columns, or what is computed of them, that rows are ranked by: the largest value is kept.
 
     Raises
     ------
@@ -209,9 +231,12 @@ def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
     if rank_by is None:
         if not is_column(keep, frame.columns):
             raise ArgumentError(
-                f"keep={shown(keep)}: choose 'largest', 'best', 'first' or a column of the frame"
+                f"keep={shown(keep)}: choose 'best', 'largest', 'first' or a column of the frame"
             )
         rank_by = (keep,)
+    if keep == "best":
+        optional = {_DETAIL: "quality.detail", "nbytes": "nbytes"}
+        rank_by = tuple(n for n in rank_by if optional.get(n) in (None, *frame.columns))
     missing = [name for name in ranking_columns(rank_by) if name not in frame.columns]
     if missing:
         raise ArgumentError(
@@ -223,8 +248,7 @@ def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
 
 def ranking_columns(rank_by: Sequence[str]) -> list[str]:
     """The columns of the frame that a ranking needs."""
-    shape = ["height", "width"] if _AREA in rank_by else []
-    return [*shape, *(name for name in rank_by if name != _AREA)]
+    return list(dict.fromkeys(of for name in rank_by for of in _SOURCES.get(name, (name,))))
 
 
 def rank_rows(
@@ -340,6 +364,8 @@ def _as_number(table: pa.Table, name: str) -> pa.Array:
     """A column, or the area, as float64 without NaN."""
     if name == _AREA:
         return pc.multiply(table["height"].cast(pa.float64()), table["width"].cast(pa.float64()))
+    if name == _DETAIL:
+        return _detail_of_picture(table)
     try:
         values = table[name].cast(pa.float64())
     except (pa.ArrowException, TypeError):
@@ -348,6 +374,22 @@ def _as_number(table: pa.Table, name: str) -> pa.Array:
             "which the largest stays"
         ) from None
     return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
+
+
+def _detail_of_picture(table: pa.Table) -> pa.Array:
+    """Detail of each pixel × (height × width)^0.575 × bits a pixel^0.05, at most 8 of these.
+
+    The detail of a pixel is the smaller the more the image was enlarged: times the side, it is the
+    same for an original and its enlargement, or less. The power, a little more than the side's,
+    prefers the larger of two soft images; the bits a pixel matter where all else is nearly equal.
+    """
+    area = _as_number(table, _AREA)
+    detail = pc.multiply(table["quality.detail"].cast(pa.float64()), pc.power(area, 0.575))
+    if "nbytes" in table.column_names:
+        bits = pc.divide(pc.multiply(table["nbytes"].cast(pa.float64()), 8.0), area)
+        bits = pc.fill_null(pc.min_element_wise(bits, float(_MOST_BITS)), 1.0)
+        detail = pc.multiply(detail, pc.power(bits, 0.05))
+    return pc.if_else(pc.is_nan(detail), pa.scalar(None, pa.float64()), detail)
 
 
 def merge_ranked(parts: Sequence[RowsToRank]) -> Ranked:

@@ -204,7 +204,7 @@ def write_report(
     --------
     >>> found = curate.find_duplicates(curate.find_issues(ddf))
     >>> curate.write_report(found, "report.html")
-    <report: all rules drop 14 rows; shown in a notebook>
+    <report: all rules drop 15 rows; shown in a notebook>
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     storage_options = check_storage_options(storage_options)

@@ -37,7 +37,7 @@ from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop
-from dask_image_ingest.decode.resize import ResizedImage
+from dask_image_ingest.decode.resize import ResizedImage, resized_cubic
 
 __all__ = [
     "LARGEST_SIZE",
@@ -72,5 +72,6 @@ __all__ = [
     "read_header",
     "read_stored_header",
     "resize_arrays",
+    "resized_cubic",
     "shape_text",
 ]

@@ -79,6 +79,7 @@ def _half(pixels: int) -> int:
 _BAND_BYTES = 2**23
 
 _BILINEAR = ResizeAlg.convolution(FilterType.bilinear)
+_CUBIC = ResizeAlg.convolution(FilterType.catmull_rom)
 
 _PIXEL_TYPES: Final = {
     1: PixelType.U8,
@@ -199,6 +200,20 @@ def _nearest(
     return image[rows[:, None], columns]
 
 
+def resized_cubic(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
+    """An image uint8 (height, width, 1 to 4), resized by the filter of Pillow's ``BICUBIC``.
+
+    The vertical pass comes first, and each pass rounds.
+    """
+    height, width, channels = image.shape
+    pixel_type = _PIXEL_TYPES[channels]
+    pixels = ImageData(width, height, pixel_type, np.ascontiguousarray(image).tobytes())
+    flat, result = (ImageData(columns, shape[0], pixel_type) for columns in (width, shape[1]))
+    _run(pixels, flat, CropBox(0, 0, width, height), _CUBIC)
+    _run(flat, result, CropBox(0, 0, width, shape[0]), _CUBIC)
+    return np.frombuffer(result.get_buffer(), np.uint8).reshape(*shape, channels)
+
+
 class _Span(NamedTuple):
     """Source pixels, along one axis, of a part of the resized image."""
 
@@ -274,12 +289,12 @@ def _resized(
     return np.frombuffer(result.get_buffer(), np.uint8).reshape(shape)
 
 
-def _run(source: ImageData, out: ImageData, box: CropBox) -> None:
+def _run(source: ImageData, out: ImageData, box: CropBox, algorithm: ResizeAlg = _BILINEAR) -> None:
     # One per thread: a resizer has a lock and its own buffers.
     resizer = getattr(_thread, "resizer", None)
     if resizer is None:
         resizer = _thread.resizer = Resizer()
-    resizer.resize(source, out, ResizeOptions(_BILINEAR, use_alpha=False, crop_box=box))
+    resizer.resize(source, out, ResizeOptions(algorithm, use_alpha=False, crop_box=box))
 
 
 def _span(length: int, origin: float, scale: float, start: int, count: int) -> _Span:

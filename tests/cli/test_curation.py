@@ -67,7 +67,8 @@ def test_duplicates_of_stored_hashes_name_the_row_that_was_kept(copies, tmp_path
 
 
 def test_near_duplicates_have_their_distance(copies, capsys):
-    assert cli.main(["duplicates", copies, "--distance", "31", "--json"]) == 1
+    arguments = ["--distance", "31", "--keep", "largest", "--json"]
+    assert cli.main(["duplicates", copies, *arguments]) == 1
     (group,) = json.loads(capsys.readouterr().out)["groups"]
     found = {row["__key__"]: row["distance"] for row in group["duplicates"]}
     assert group["keep"]["__key__"] == "a"

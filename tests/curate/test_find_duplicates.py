@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 from counted import work  # noqa: F401
 from hashes import brute, clusters, flipped, random_hashes
-from PIL import Image
+from PIL import Image, ImageFilter
 
 import dask_image_ingest as dii
 from dask_image_ingest.curate import (
@@ -92,7 +92,9 @@ def collection(detailed, tmp_path_factory):
 
 def test_variants_of_a_photograph_go_and_the_largest_stays(collection):
     ddf, variants = collection
-    found = find_duplicates(ddf)[["__key__", *COLUMNS]].compute().set_index("__key__")
+    found = (
+        find_duplicates(ddf, keep="largest")[["__key__", *COLUMNS]].compute().set_index("__key__")
+    )
     kept = found[found["duplicate.keep"]]
     assert sorted(kept.index) == sorted(key for key in variants if key[-1] in "ac")
     gone = found[~found["duplicate.keep"]]
@@ -103,9 +105,71 @@ def test_variants_of_a_photograph_go_and_the_largest_stays(collection):
     assert found.groupby("duplicate.group")["duplicate.keep"].sum().eq(1).all()
 
 
+def copies_of(image):
+    """What becomes of a photograph, all of it worse: name -> extension and bytes."""
+
+    def encoded(picture, format, **options):
+        file = io.BytesIO()
+        picture.save(file, format, **options)
+        return {"JPEG": "jpg", "PNG": "png"}[format], file.getvalue()
+
+    width, height = image.size
+    poor = encoded(image, "JPEG", quality=20)
+    poor_pixels = Image.open(io.BytesIO(poor[1]))
+    return {
+        "quality 20": poor,
+        "quality 20 as PNG": encoded(poor_pixels, "PNG"),
+        "quality 20 as quality 95": encoded(poor_pixels, "JPEG", quality=95),
+        "quality 50": encoded(image, "JPEG", quality=50),
+        "blurred": encoded(image.filter(ImageFilter.GaussianBlur(2)), "JPEG", quality=95),
+        "half": encoded(image.resize((width // 2, height // 2)), "JPEG", quality=95),
+        "half as PNG": encoded(image.resize((width // 2, height // 2)), "PNG"),
+        **{
+            f"three times, {kind.name}": encoded(
+                image.resize((3 * width, 3 * height), kind), "JPEG", quality=95
+            )
+            for kind in (Image.Resampling.NEAREST, Image.Resampling.BICUBIC)
+        },
+        "twice as PNG": encoded(image.resize((2 * width, 2 * height), 3), "PNG"),
+        "z": encoded(image, "JPEG", quality=95),
+    }
+
+
+def test_the_original_stays_and_not_a_poor_or_an_enlarged_copy(detailed, tmp_path):
+    from photo_shards import write_tar
+
+    smooth = np.random.default_rng(0).integers(0, 256, (12, 16, 3), dtype=np.uint8)
+    images = [Image.fromarray(photo.pixels) for photo in detailed]
+    members = {
+        f"{number}{name}.{extension}": data
+        for number, image in enumerate(images)
+        for name, (extension, data) in copies_of(image).items()
+    }
+    # A smooth picture shows as much at half its size.
+    picture = Image.fromarray(smooth).resize((640, 480), Image.Resampling.BICUBIC)
+    members |= {
+        f"s{name}.{extension}": data
+        for name, (extension, data) in copies_of(picture).items()
+        if not name.startswith("half")
+    }
+    ddf = dii.read_webdataset_images(write_tar(tmp_path / "a.tar", members), backend="pandas")
+    found = find_duplicates(ddf)[["__key__", *COLUMNS]].compute()
+    assert found["__key__"][found["duplicate.keep"]].tolist() == [
+        *(f"{n}z" for n in range(6)),
+        "sz",
+    ]
+    # The size it is read with does not let a smaller copy win.
+    small = dii.read_webdataset_images(
+        tmp_path / "a.tar", size=128, resize="longer", backend="pandas"
+    )
+    kept = find_duplicates(small)[["__key__", *COLUMNS]].compute()
+    assert not kept["__key__"][kept["duplicate.keep"]].str.contains("half").any()
+
+
 def test_mirror_images_go_too_where_that_is_asked(collection):
     ddf, variants = collection
-    found = find_duplicates(ddf, variants=["mirrored"]).set_index("__key__")[COLUMNS].compute()
+    found = find_duplicates(ddf, variants=["mirrored"], keep="largest")
+    found = found.set_index("__key__")[COLUMNS].compute()
     assert sorted(found.index[found["duplicate.keep"]]) == sorted({*variants.values()})
     assert found.groupby("duplicate.group").size().eq(4).all()
 
@@ -206,7 +270,7 @@ def flat(tmp_path):
 
 
 def test_equal_pictures_without_detail_go_and_others_stay(flat, work):  # noqa: F811
-    found = find_duplicates(flat)[["__key__", *COLUMNS]].compute()
+    found = find_duplicates(flat, keep="first")[["__key__", *COLUMNS]].compute()
     assert found["duplicate.keep"].tolist() == [True, False, False, True]
     assert found["duplicate.of"].tolist()[1:3] == ["a", "a"]
     assert found["duplicate.distance"].tolist()[1:3] == [0, 0]
@@ -394,7 +458,7 @@ def test_a_cluster_finds_the_same_by_tables(random, client, monkeypatch):
 
 def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
     ddf, variants = collection
-    found = find_duplicates(ddf, variants=["mirrored"])
+    found = find_duplicates(ddf, variants=["mirrored"], keep="largest")
     dii.to_webdataset(found[found["duplicate.keep"]], tmp_path / "{shard:03d}.tar")
     again = dii.read_webdataset_images(tmp_path / "000.tar", backend="pandas")
     both = [
@@ -403,6 +467,14 @@ def test_what_is_kept_is_exported_with_its_original_bytes(collection, tmp_path):
     ]
     before, after = (each.compute().set_index("__key__")["fingerprint.bytes"] for each in both)
     assert after.to_dict() == before.loc[sorted({*variants.values()})].to_dict()
+
+
+def test_a_signal_that_keep_names_is_made(collection):
+    ddf, _ = collection
+    expected = find_duplicates(measure_quality(ddf), keep="quality.dark")[COLUMNS].compute()
+    found = find_duplicates(ddf, keep="quality.dark")
+    assert list(found.columns) == [*ddf.columns, *COLUMNS]
+    pd.testing.assert_frame_equal(found[COLUMNS].compute(), expected)
 
 
 def test_a_signal_of_quality_can_say_which_stays(collection):
@@ -428,7 +500,7 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
         ({"against": 3}, "against="),
         ({"variants": 1}, "variants=1"),
         ({"by": "bytes", "variants": ["mirrored"]}, "by='bytes' finds equal"),
-        ({"keep": "prettiest"}, "choose 'largest', 'best', 'first' or a column"),
+        ({"keep": "prettiest"}, "choose 'best', 'largest', 'first' or a column"),
         ({"keep": "format"}, "of numbers"),
     ],
 )

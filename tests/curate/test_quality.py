@@ -1,5 +1,8 @@
 """Signals of quality beside Pillow's and NumPy's own, and what they cost to ask."""
 
+from importlib.metadata import distribution
+from pathlib import Path
+
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
@@ -26,6 +29,11 @@ def signals(image):
     return {name: float(value) for name, (value,) in pixel_signals([pixels[None]], np).items()}
 
 
+def skimage_photo(name):
+    folder = Path(str(distribution("scikit-image").locate_file("skimage/data")))
+    return Image.open(folder / f"{name}.png").convert("RGB")
+
+
 def flat(*colour, size=(40, 30)):
     return Image.new("RGB", size, colour)
 
@@ -41,13 +49,68 @@ def test_brightness_and_contrast_are_those_of_the_formula(photos):
         assert found["contrast"] == pytest.approx(bright.std(), abs=0.01)
 
 
-def test_entropy_is_pillows_of_the_same_pixels(photos):
+def test_entropy_is_pillows(photos):
     for photo in photos:
-        step = -(-max(photo.pixels.shape) // 128)
-        sample = Image.fromarray(np.ascontiguousarray(photo.pixels[::step, ::step]))
-        assert signals(photo.pixels)["entropy"] == pytest.approx(sample.entropy(), abs=1e-4)
-        gray = sample.convert("L")
-        assert signals(gray)["entropy"] == pytest.approx(gray.entropy(), abs=1e-4)
+        image = Image.fromarray(photo.pixels)
+        # Larger photographs are sampled.
+        off = 1e-4 if image.width * image.height < 32_768 else 0.04
+        assert signals(image)["entropy"] == pytest.approx(image.entropy(), abs=off)
+        gray = image.convert("L")
+        assert signals(gray)["entropy"] == pytest.approx(gray.entropy(), abs=off)
+
+
+def patterns(height, width, random):
+    """Pictures with a regular pattern: ordered dither, halftone, scan lines, hatching, a frame."""
+    y, x = np.mgrid[:height, :width]
+    smooth = 127 + 60 * np.sin(x / 37) + 60 * np.cos(y / 53)
+    period, other = random.integers(2, 17, 2)
+    matrix = random.permutation(period * other).reshape(period, other) * 255 / (period * other)
+    yield np.where(smooth > matrix[y % period, x % other], 255, 0)
+    size = period**2 + other**2
+    dots = [((period * a + other * b) % size / size - 0.5) ** 2 for a, b in ((x, y), (-y, x))]
+    yield np.where(smooth > 510 * sum(dots), 255, 0)
+    yield np.where(y % period < max(period // 3, 1), 255, 20)
+    yield np.where(x % period < max(period // 3, 1), 255, 20)
+    yield np.where((period * x + other * y) % 29 == 0, 255, 20)
+    frame = np.full((height, width), 120)
+    frame[[15, -16]] = frame[:, [15, -16]] = 255
+    yield frame
+
+
+def test_no_pattern_changes_what_all_pixels_say(random):
+    for height, width in [(512, 512), *random.integers(180, 900, (8, 2))]:
+        for pattern in patterns(height, width, random):
+            image = Image.fromarray(pattern.astype(np.uint8)).convert("RGB")
+            found, bright = signals(image), pattern / 255
+            expected = {
+                "dark": np.percentile(bright, 99, method="inverted_cdf"),
+                "light": 1 - np.percentile(bright, 5, method="inverted_cdf"),
+                "contrast": bright.std(),
+                "entropy": image.entropy(),
+            }
+            for name, value in expected.items():
+                assert found[name] == pytest.approx(value, abs=0.02), (name, height, width)
+
+
+def test_sharpness_is_the_variance_of_the_laplacian(photos):
+    for photo in photos:
+        image = Image.fromarray(photo.pixels)
+        gray = np.asarray(image.convert("L"), float)
+        inner = gray[1:-1, 1:-1]
+        edges = 4 * inner - gray[:-2, 1:-1] - gray[2:, 1:-1] - gray[1:-1, :-2] - gray[1:-1, 2:]
+        whole = min(gray.shape) <= 64
+        # A taller image is measured in bands of rows.
+        assert signals(image)["sharpness"] == pytest.approx(edges.var(), rel=0.01 if whole else 0.5)
+
+
+def test_what_is_blurred_is_blurry_and_what_is_sharp_is_not(random):
+    for name in ("astronaut", "coffee", "motorcycle_left", "chelsea"):
+        photo = skimage_photo(name)
+        photo.thumbnail((500, 500))
+        for sigma in (0, 3, 5, 10):
+            blurred = photo.filter(ImageFilter.GaussianBlur(sigma))
+            table = pd.DataFrame([signals(blurred)]).add_prefix("quality.")
+            assert find_issues(table)["issue.blurry"].tolist() == [sigma > 0], (name, sigma)
 
 
 def test_blur_is_cleanvisions_formula_on_a_small_picture(photos):
@@ -55,12 +118,11 @@ def test_blur_is_cleanvisions_formula_on_a_small_picture(photos):
         image = Image.fromarray(photo.pixels)
         ratio = max(image.size) / 64
         size = [max(int(side / ratio), 1) for side in image.size]
-        gray = image.convert("L").resize(size, Image.Resampling.BOX)
+        gray = image.convert("L").resize(size, Image.Resampling.BICUBIC)
         edges = ImageStat.Stat(gray.filter(ImageFilter.FIND_EDGES)).var[0] ** 0.5
         spread = 1 - np.exp(-0.01 * np.std(gray.histogram()))
         expected = min(1 - np.exp(-0.01 * edges) + (spread if spread > 0.18 else 0), 1)
-        # Pillow counts a pixel in whole or not at all.
-        assert signals(image)["blur"] == pytest.approx(expected, abs=0.04)
+        assert signals(image)["blur"] == pytest.approx(expected, abs=0.01)
 
 
 def test_pictures_made_bad_have_the_issue_and_good_ones_have_not(photos):
@@ -81,7 +143,7 @@ def test_pictures_made_bad_have_the_issue_and_good_ones_have_not(photos):
     found.columns = found.columns.str.removeprefix("issue.")
     names = [set(found.columns[row]) for row in found.to_numpy(bool)]
     assert names[0] == set()
-    assert names[1] == {"dark"}
+    assert "dark" in names[1]  # a quarter of the contrast has a sixteenth of the sharpness
     assert {"light", "low_information", "grayscale"} <= names[2]
     assert "blurry" in names[3]
     assert "low_information" in names[4]
@@ -103,16 +165,22 @@ def test_the_code_is_the_same_on_a_device_and_meets_no_array_of_the_host(photos)
     expected = pixel_signals(groups, np)
     found = pixel_signals([DeviceArray(group) for group in groups], device_library)
     for name in PIXEL_SIGNALS:
-        np.testing.assert_allclose(found[name].get(), expected[name], rtol=1e-6)
+        # The host's resizer rounds its weights: some pixels of a thumbnail are one level off.
+        off = {"rtol": 0, "atol": 0.01} if name == "blur" else {"rtol": 1e-6}
+        np.testing.assert_allclose(found[name].get(), expected[name], **off)
 
 
 def test_a_batch_of_one_shape_and_one_of_many_give_the_same(photos):
     crops = [photo.pixels[:80, :80] for photo in photos]
-    together = pixel_signals([np.stack(crops)], np)
-    for number, crop in enumerate(crops):
-        alone = signals(crop)
-        for name in PIXEL_SIGNALS:
-            assert together[name][number] == pytest.approx(alone[name], abs=1e-5)
+    large = [np.tile(crop, (3, 4, 1)) for crop in crops]  # of which a sample is taken
+    for images in (crops, large):
+        together = pixel_signals([np.stack(images)], np)
+        for number, image in enumerate(images):
+            alone = signals(image)
+            for name in PIXEL_SIGNALS:
+                assert together[name][number] == pytest.approx(alone[name], rel=1e-6, abs=1e-5)
+            # By this, rows are ranked, which must not depend on partitions.
+            assert together["detail"][number] == alone["detail"]
 
 
 def test_aspect_and_area_decode_nothing(ddf, photos, work):  # noqa: F811

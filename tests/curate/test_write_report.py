@@ -197,10 +197,10 @@ def test_what_comes_from_the_web_is_shown_and_not_believed(photos, tmp_path):
 def test_bins_left_of_a_threshold_are_red_and_none_has_both_sides():
     random = np.random.default_rng(3)
     values = pd.Series(random.uniform(0.1, 0.9, 5000).round(3))
-    html = _histogram("quality.blur", values.value_counts().sort_index())
+    html = _histogram("quality.dark", values.value_counts().sort_index())
     bins = re.findall(r'<g class="([^"]*)"><title>([\d.]+): ([\d,]+)</title>', html)
     red = sum(int(count.replace(",", "")) for kind, _, count in bins if kind == "dii-marked")
-    assert red == (values < 0.29).sum()
+    assert red == (values < 0.32).sum()
     assert sum(int(count.replace(",", "")) for *_, count in bins) == 5000
     assert [float(edge) for _, edge, _ in bins] == sorted(float(edge) for _, edge, _ in bins)
 

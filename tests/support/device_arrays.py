@@ -61,6 +61,7 @@ class _Library:
     """NumPy's functions for these arrays; only ``asarray`` takes those of the host."""
 
     float32, float64, uint8, int64 = np.float32, np.float64, np.uint8, np.int64
+    uint16, int32 = np.uint16, np.int32
 
     @staticmethod
     def asarray(array, dtype=None):

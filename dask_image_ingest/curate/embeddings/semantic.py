@@ -251,7 +251,7 @@ def find_semantic_duplicates(
     threshold: float = 0.95,
     *,
     column: str = "embedding",
-    keep: Literal["largest", "best", "first"] | str = "largest",
+    keep: Literal["best", "largest", "first"] | str = "best",
     identity: str | None = None,
 ) -> Frame:
     """Find images with near embeddings, and choose which of each group to keep.
@@ -271,7 +271,8 @@ def find_semantic_duplicates(
     column
         The column of vectors, lists of d numbers, as from ``embed``.
     keep, identity
-        Which image of a group to keep, and what identifies a row, as for :func:`find_duplicates`.
+        Which image of a group to keep, and what identifies a row, as for :func:`find_duplicates`;
+        ``"best"`` goes by ``quality.detail`` if the frame has it.
 
     Returns
     -------

@@ -147,7 +147,7 @@ def test_wrong_arguments_are_refused(random):
         find_semantic_duplicates(table, column="vector")
     with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
         find_semantic_duplicates(table.drop(columns="__key__"))
-    with pytest.raises(dii.ArgumentError, match="choose 'largest'"):
+    with pytest.raises(dii.ArgumentError, match="choose 'best'"):
         find_semantic_duplicates(table, keep="prettiest")
     with pytest.raises(dii.ArgumentError, match="no column of lists"):
         find_semantic_duplicates(table, column="height")
