@@ -413,8 +413,13 @@ def _histogram(name: str, counts: pd.Series) -> str:
     values, share = counts.index.to_numpy(), counts.to_numpy().cumsum() / total
     # The outermost bins are open: a few outliers would leave one bin for all other values.
     low, high = values[np.searchsorted(share, 0.005)], values[np.searchsorted(share, 0.995)]
-    width = _round_width((high - low) / _BINS)
     threshold, above = _THRESHOLDS.get(name, (None, False))
+    if threshold is not None:
+        # Bins reach beyond the threshold, so that few bad values are not in a bin of good ones.
+        bad = values[values > threshold] if above else values[values < threshold]
+        if len(bad):
+            low, high = min(low, bad.max()), max(high, bad.min(), threshold)
+    width = _round_width((high - low) / _BINS)
     # Align bins with the threshold, so that none is on both sides.
     origin = threshold or 0.0
     numbers = np.arange(np.floor((low - origin) / width), np.floor((high - origin) / width) + 1)
