@@ -57,6 +57,7 @@ _EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
 _BYTES = 28  # of a task, per row
 _SCANNED = 1 << 20  # rows whose keys are looked up in one table after the other
 _QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
+_ALIKE = 72  # bits: unrelated photographs differ in more
 _SAMPLED = 1 << 16  # pairs of rows whose distances tell how large groups become
 
 _LOW = np.uint64(0xFFFF_FFFF)
@@ -224,13 +225,16 @@ def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
     """Share of pairs in one group of a table, by the bits it samples: (_MAX_BITS + 1,).
 
     Estimated from random pairs. So real hashes, whose bits are not independent, get more bits.
+    Pairs that are alike are left out if they are the fewer ones: crowds are searched once more.
     """
     random = np.random.default_rng([level, len(one), len(other)])
     rows = [random.integers(0, max(len(h), 1), _SAMPLED) for h in (one, other)]
     if not len(one) or not len(other):
         return np.zeros(_MAX_BITS + 1)
     apart = np.bitwise_count(one[rows[0]] ^ other[rows[1]])
-    counts = np.bincount(apart[apart.any(axis=1)].ravel(), minlength=_WORD + 1)
+    is_alike = apart.sum(axis=1, dtype=np.int64) < _ALIKE
+    chosen = ~is_alike if is_alike.mean() < 0.5 else apart.any(axis=1)
+    counts = np.bincount(apart[chosen].ravel(), minlength=_WORD + 1)
     counts = counts / max(counts.sum(), 1)
     numbers = np.arange(_MAX_BITS + 1)
     chances = [_missed_by_blocks(bits, 1) for bits in numbers[1:].tolist()]
