@@ -21,7 +21,7 @@ import functools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -199,7 +199,9 @@ def plan_matches(queries: np.ndarray, others: np.ndarray, distance: int, level: 
     for bits, tables in _choices(distance, few + many):
         found = min(1, few * same[bits]) * many * _ROW + few * many * same[bits] * _LOOKUP
         costs[bits] = tables * (_TABLE + many * _TEST + few * _ROW + found)
-    return _cheapest(costs, distance, many, same, level)
+    plan = _cheapest(costs, distance, many, same, level)
+    # Pairs are looked up one by one here, which costs more than in a block.
+    return replace(plan, crowd=plan.crowd // 8)
 
 
 def _choices(distance: int, rows: int) -> Iterator[tuple[int, int]]:
@@ -324,7 +326,7 @@ def _units(
     """Tables of one word for each task, and which part of how many of their keys."""
     few, many = sorted((len(queries), len(others)))
     memory //= os.cpu_count() or 1
-    found = many * min(1, 2 * few * plan.crowd / _CROWD / 2**plan.bits)
+    found = many * min(1, 16 * few * plan.crowd / _CROWD / 2**plan.bits)
     nbytes = int(_BYTES * (few + found))
     parts = max(1, math.ceil(nbytes / memory))
     # Each table has up to 4 MiB of known keys, too.
