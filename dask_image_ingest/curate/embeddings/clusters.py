@@ -30,11 +30,14 @@ SAMPLED = 64
 
 _ROUNDS = 8
 
+# Vectors for each center that spread ones are drawn from.
+_DRAWN = 8
+
 # Rows whose products with all centers fit in memory.
 _BLOCK = 2048
 
 
-def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
+def k_means(vectors: Any, count: int, random: np.random.Generator, *, spread: bool = False) -> Any:
     """Find centers of clusters: unit vectors, float32 (count, d), in the memory of ``vectors``.
 
     Parameters
@@ -45,8 +48,12 @@ def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
         Number of centers.
     random
         Draws the initial centers from the vectors.
+    spread
+        Draw them far from each other (k-means++), which takes as long as ``count`` / 8 rounds.
     """
-    drawn = random.permutation(len(vectors))[:count]
+    drawn = random.permutation(len(vectors))[: _DRAWN * count if spread else count]
+    if spread:
+        drawn = drawn[_spread(vectors[to_device_of(drawn, vectors)], count, random)]
     centers = vectors[to_device_of(drawn, vectors)]
     blocks = [slice(start, start + _BLOCK) for start in range(0, len(vectors), _BLOCK)]
     for _ in range(_ROUNDS):
@@ -63,6 +70,26 @@ def k_means(vectors: Any, count: int, random: np.random.Generator) -> Any:
         is_zero = lengths <= 0
         centers = sums / (lengths + is_zero) + centers * is_zero
     return centers
+
+
+def _spread(vectors: Any, count: int, random: np.random.Generator) -> np.ndarray:
+    """Greedy k-means++ (Arthur and Vassilvitskii 2007): numbers of ``count`` unit vectors.
+
+    Each is the best of a few that are drawn by their squared distance to the nearest one before.
+    """
+    trials = 2 + int(np.log(count))
+    chosen = [int(random.integers(len(vectors)))]
+    distance = np.maximum(1 - on_host(vectors @ vectors[chosen[0]]), 0)
+    while len(chosen) < count:
+        total = distance.cumsum(dtype=np.float64)
+        drawn = np.searchsorted(total, random.random(trials) * total[-1])
+        drawn = np.minimum(drawn, len(vectors) - 1)
+        products = on_host(vectors @ vectors[to_device_of(drawn, vectors)].T)
+        distances = np.minimum(distance[:, None], np.maximum(1 - products, 0))
+        best = int(distances.sum(axis=0).argmin())
+        chosen.append(int(drawn[best]))
+        distance = distances[:, best]
+    return np.array(chosen)
 
 
 # Samples merged by one task of the tree.
@@ -92,7 +119,8 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
     -------
     dataframe
         ``frame`` with a column ``cluster``, int32, added or replaced: the number, 0 to ``k`` - 1,
-        of the center with which the vector has the largest cosine; null where there is no vector.
+        of the center with which the vector has the largest cosine; null where there is no vector,
+        or one that is zero or not finite.
         It does not depend on the partitions.
 
     Raises
@@ -102,7 +130,8 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
 
     Notes
     -----
-    Centers are of length one (spherical k-means), and found in 8 rounds from vectors of the sample.
+    Centers are of length one (spherical k-means), and found in 8 rounds from vectors of the sample
+    that are far from each other (greedy k-means++).
     The sample consists of the vectors with the smallest hashes, without those that are zero or not
     finite.
 
@@ -130,9 +159,9 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
         raise ArgumentError(f"k={k}: the column {column!r} has {len(sampled)} vectors")
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     sampled = backend_of(meta).numpy.asarray(sampled)
-    centers = on_host(k_means(sampled, k, np.random.default_rng(seed)))
+    centers = on_host(k_means(sampled, k, np.random.default_rng(seed), spread=True))
     nearest = functools.partial(_nearest, centers=centers)
-    return from_vectors(frame, (column,), "cluster", nearest, pa.int32())
+    return from_vectors(frame, (column,), "cluster", nearest, pa.int32(), directed=True)
 
 
 def _sample(frame: Any, column: str, count: int, seed: int) -> _Sample:

@@ -13,6 +13,7 @@ from dask_image_ingest.arguments import check_frame, is_column, list_of_names, s
 from dask_image_ingest.curate.embeddings.vectors import (
     check_vectors,
     from_vectors,
+    has_direction,
     on_host,
     to_device_of,
 )
@@ -305,7 +306,8 @@ def classify(
     dataframe
         ``frame`` with a column ``class``, the name of the largest score, and ``score.<name>`` for
         each class, float32: softmax of ``scale`` × cosine over all names, 0 to 1. They are added or
-        replaced, and null where there is no vector. Lazy if ``frame`` is.
+        replaced, and null where there is no vector, or one that is zero or not finite. Lazy if
+        ``frame`` is.
 
     Raises
     ------
@@ -322,27 +324,34 @@ def classify(
     """
     check_vectors(frame, column)
     chosen = list_of_names("names", names, "names of classes")
-    if len(chosen) < 2:
-        raise ArgumentError(f"names={shown(names)}: pass at least two")
+    if len(chosen) < 2 or len(set(chosen)) < len(chosen):
+        raise ArgumentError(f"names={shown(names)}: pass at least two, each once")
     if not isinstance(prompt, str) or "{}" not in prompt:
         raise ArgumentError(f"prompt={shown(prompt)}: pass a text with {{}} for the name")
     vectors = model
     if callable(model):
         vectors = _text_model(model).texts([prompt.format(name) for name in chosen])
-    vectors = on_host(vectors).astype(np.float64)
+    if hasattr(vectors, "detach"):
+        vectors = vectors.detach().cpu()
+        vectors = vectors.float() if hasattr(vectors, "float") else vectors
+    try:
+        vectors = np.array(on_host(vectors) if hasattr(vectors, "get") else vectors, np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"model= gives no vectors of the names: {error}") from error
     if vectors.ndim != 2 or len(vectors) != len(chosen):
         raise ArgumentError(
             f"model= gives an array of shape {vectors.shape} for {len(chosen)} names: it has to be "
             "a vector for each"
         )
+    if not has_direction(vectors).all():
+        raise ArgumentError("model= gives a vector that is zero or not finite, which has no cosine")
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     softmax = functools.partial(_softmax, classes=vectors, scale=float(scale))
-    heads = {
-        name: functools.partial(_class_score, softmax, number) for number, name in enumerate(chosen)
-    }
-    frame = compute_scores(frame, heads, column=column)
+    for number, name in enumerate(chosen):
+        score = functools.partial(_class_score, softmax, number)
+        frame = from_vectors(frame, (column,), f"score.{name}", score, directed=True)
     best_name = functools.partial(_best_name, softmax, tuple(chosen))
-    return from_vectors(frame, (column,), "class", best_name, pa.string())
+    return from_vectors(frame, (column,), "class", best_name, pa.string(), directed=True)
 
 
 def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:

@@ -51,9 +51,15 @@ def valid_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
         return np.empty(0, np.int64), np.empty((0, array.shape[1]), np.float32)
     rows = np.flatnonzero(backend.host(present.values))
     array = array.astype(np.float32, copy=False)
-    lengths = np.linalg.norm(array.astype(np.float64), axis=1)
-    usable = np.isfinite(lengths) & (lengths > 0)
+    usable = has_direction(array)
     return rows[usable], array[usable]
+
+
+def has_direction(vectors: np.ndarray) -> np.ndarray:
+    """True for vectors (n, d) that are finite and not zero: bool (n,)."""
+    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    usable: np.ndarray = np.isfinite(lengths) & (lengths > 0)
+    return usable
 
 
 def _vectors(frame: Any, column: str) -> Any:
@@ -97,11 +103,14 @@ def from_vectors(
     name: str,
     function: Callable[..., Any],
     type_: pa.DataType = _FLOAT,
+    *,
+    directed: bool = False,
 ) -> Any:
     """Add or replace a column ``name``, computed by a function of columns of vectors.
 
     ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and returns (n,). The
-    result is null where one of the vectors is.
+    result is null where one of the vectors is, or if ``directed`` has no direction: zero, NaN or
+    infinite.
     """
     if name in columns:
         raise ArgumentError(f"the column {name!r} would be made of itself: rename it first")
@@ -109,8 +118,8 @@ def from_vectors(
         check_vectors(frame, column)
     frame = without(frame, [name])
     if not isinstance(frame, FrameBase):
-        return _map_vectors(frame, columns, name, function, type_)
-    operands = (columns, name, function, type_)
+        return _map_vectors(frame, columns, name, function, type_, directed)
+    operands = (columns, name, function, type_, directed)
     return new_collection(MapColumns(frame.expr, _map_vectors, (name,), columns, *operands))
 
 
@@ -120,6 +129,7 @@ def _map_vectors(
     name: str,
     function: Callable[..., Any],
     type_: pa.DataType,
+    directed: bool,
 ) -> Any:
     backend = backend_of(frame)
     present = frame[columns[0]].notnull()
@@ -128,6 +138,10 @@ def _map_vectors(
     # Not all columns: the rows of others, such as pixels, would be copied.
     valid = frame[list(columns)][present]
     rows = np.flatnonzero(backend.host(present.values)).tolist()
+    for column in columns if directed and rows else ():
+        usable = np.flatnonzero(has_direction(backend.host(_vectors(valid, column)))).tolist()
+        if len(usable) < len(rows):
+            valid, rows = valid.take(usable), [rows[row] for row in usable]
     if pa.types.is_string(type_):
         texts = function(*(_vectors(valid, column) for column in columns)) if rows else []
         return backend.with_columns(frame, {name: (texts, type_)}, rows)

@@ -52,3 +52,19 @@ def test_more_clusters_than_vectors_are_refused(vectors):
         find_clusters(table_of(vectors[:5]), 6)
     with pytest.raises(dii.ArgumentError, match="k=0"):
         find_clusters(table_of(vectors[:5]), 0)
+
+
+def test_clusters_that_are_far_apart_are_found(random):
+    centers = random.normal(size=(50, 64))
+    truth = random.integers(0, 50, 3000)
+    vectors = centers[truth] + 0.2 * random.normal(size=(3000, 64))
+    found = find_clusters(table_of(vectors.astype(np.float32)), 50)["cluster"].to_numpy(int)
+    # Clusters of the truth and those found, one to one.
+    assert len({*zip(truth.tolist(), found.tolist(), strict=True)}) <= 53
+
+
+def test_a_vector_without_a_direction_is_in_no_cluster(random):
+    vectors = random.normal(size=(6, 4)).astype(np.float32)
+    vectors[1], vectors[2, 0], vectors[3, 1] = 0, np.nan, np.inf
+    found = find_clusters(table_of(vectors), 2)["cluster"]
+    assert found.isna().tolist() == [False, True, True, True, False, False]

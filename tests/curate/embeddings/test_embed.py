@@ -5,6 +5,7 @@ import builtins
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from counted import work  # noqa: F401
 from embeddings import column_of, table_of, topics
@@ -472,3 +473,16 @@ def test_a_model_of_open_clip_gives_what_open_clip_gives(random, tmp_path, shard
     embedded = embed(ddf, model).compute()
     again = built(embedded.images.arrays())
     np.testing.assert_allclose(np.stack(embedded["embedding"].to_list()), again, atol=1e-5)
+
+
+def test_a_vector_without_a_direction_has_no_class():
+    vectors = pa.array([[1.0, 0], [0, 0], [float("nan"), 1], [float("inf"), 1], None, [0, 2]])
+    vectors = vectors.cast(pa.list_(pa.float32()))
+    frame = pd.DataFrame({"embedding": pd.Series(vectors, dtype=pd.ArrowDtype(vectors.type))})
+    for model in (np.eye(2), [[1, 0], [0, 1]]):
+        named = dii.curate.classify(frame, model, ["cat", "dog"])
+        assert named["class"].fillna("").tolist() == ["cat", "", "", "", "", "dog"]
+        assert named["score.cat"].isna().tolist() == [False, True, True, True, True, False]
+    for names, model in ((["cat", "cat"], np.eye(2)), (["cat", "dog"], [[1, 0], [0, 0]])):
+        with pytest.raises(dii.ArgumentError, match=r"each once|zero or not finite"):
+            dii.curate.classify(frame, model, names)
