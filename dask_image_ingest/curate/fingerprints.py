@@ -26,7 +26,13 @@ from dask_image_ingest.arguments import (
     list_of_names,
 )
 from dask_image_ingest.curate.batches import in_batches
-from dask_image_ingest.curate.luma import Taps, area_weights, make_taps, reduced_luma
+from dask_image_ingest.curate.luma import (
+    Taps,
+    area_weights,
+    luma_of_reduced_rows,
+    make_taps,
+    reduced_columns,
+)
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import (
     LOCATION_COLUMNS,
@@ -49,7 +55,7 @@ _FREQUENCIES = 16
 
 # Names as in Pillow's Transpose, rotations counter-clockwise. Each: reverse rows, reverse columns,
 # then swap both axes.
-VARIANTS = {
+VARIANTS: dict[str, tuple[bool, bool, bool]] = {
     "mirrored": (False, True, False),
     "flipped": (True, False, False),
     "rotated180": (True, True, False),
@@ -79,25 +85,34 @@ def pdq(groups: Sequence[Any], xp: Any, variants: tuple[str, ...] = ()) -> tuple
     quality : array, shape (n,), uint8
         0 to 100, by the gradients of the 64 × 64 pixels.
     """
-    small = xp.concatenate([_reduced(images, (False, False), xp) for images in groups])
-    hashes = [_hash(small, xp)]
+    # Reversals are filtered again: the subsampling is not symmetric, so that flipping signs of the
+    # frequencies, as the reference does, would be some bits off.
+    reversals = {(False, False), *(VARIANTS[name][:2] for name in variants)}
+    small = _reduced(groups, reversals, xp)
+    hashes = [_hash(small[False, False], xp)]
     for name in variants:
-        # Reduce again: the subsampling is not symmetric, so that flipping signs of the frequencies,
-        # as the reference does, would be some bits off.
-        *reverse, swap = VARIANTS[name]
-        turned = xp.concatenate([_reduced(images, reverse, xp) for images in groups])
+        *_, swap = VARIANTS[name]
+        turned = small[VARIANTS[name][:2]]
         hashes.append(_hash(xp.swapaxes(turned, 1, 2) if swap else turned, xp))
-    return hashes, _quality(small, xp)
+    return hashes, _quality(small[False, False], xp)
 
 
-def _reduced(images: Any, reverse: Sequence[bool], xp: Any) -> Any:
-    """Luma (n, 64, 64) of images of one shape, with rows or columns reversed."""
-    filters = []
-    for length, is_reversed in zip(images.shape[1:3], reverse, strict=True):
-        taps = _subsampled_boxes(length, xp)
-        filters.append(taps.reverse(length) if is_reversed else taps)
-    rows, columns = filters
-    return reduced_luma(images, rows, columns, xp)
+def _reduced(
+    groups: Sequence[Any], reversals: set[tuple[bool, bool]], xp: Any
+) -> dict[tuple[bool, bool], Any]:
+    """Luma (n, 64, 64) of images, with rows or columns reversed as each of ``reversals`` says."""
+    parts: dict[tuple[bool, bool], list[Any]] = {each: [] for each in reversals}
+    for images in groups:
+        height, width = images.shape[1:3]
+        # All of the image's pixels are filtered once for each direction of its rows.
+        for down in sorted({down for down, _ in reversals}):
+            rows = _subsampled_boxes(height, xp)
+            narrow = luma_of_reduced_rows(images, rows.reverse(height) if down else rows, xp)
+            for across in (across for way, across in reversals if way == down):
+                columns = _subsampled_boxes(width, xp)
+                columns = columns.reverse(width) if across else columns
+                parts[down, across].append(reduced_columns(narrow, columns, xp))
+    return {each: xp.concatenate(small) for each, small in parts.items()}
 
 
 def _hash(small: Any, xp: Any) -> Any:
@@ -233,8 +248,9 @@ def compute_fingerprints(
     -----
     xxh3 is not a cryptographic hash: an attacker can craft two images with the same one. PDQ is
     that of ThreatExchange, of the image resized to 512 × 512: within 2 bits of its library's for an
-    image of that size. The library does not enlarge smaller images, where both differ by 8 bits on
-    average. Reading large photographs with ``size=512, resize="longer"`` makes PDQ faster.
+    image of that size. The library does not enlarge smaller images, where both differ by 10 bits in
+    the median and 26 at most. Reading large photographs with ``size=512, resize="longer"`` makes
+    PDQ faster.
 
     Examples
     --------

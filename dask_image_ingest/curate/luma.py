@@ -72,14 +72,22 @@ def reduced_luma(images: Any, rows: Taps, columns: Taps, xp: Any) -> Any:
     xp
         NumPy or CuPy.
     """
+    return reduced_columns(luma_of_reduced_rows(images, rows, xp), columns, xp)
+
+
+def luma_of_reduced_rows(images: Any, rows: Taps, xp: Any) -> Any:
+    """The first half of `reduced_luma`: float32 (n, new rows, width)."""
     count, height, width, channels = images.shape
     # Rows first, on uint8 and with all channels at once: fewer pixels are converted to floats.
     reduced = _filtered(images.reshape(count, height, width * channels), rows)
     reduced = reduced.reshape(count, -1, width, channels)
     if channels == 1:
-        gray = reduced[..., 0]
-    else:
-        gray = reduced @ xp.asarray(_WEIGHTS, xp.float32)
+        return reduced[..., 0]
+    return reduced @ xp.asarray(_WEIGHTS, xp.float32)
+
+
+def reduced_columns(gray: Any, columns: Taps, xp: Any) -> Any:
+    """The second half of `reduced_luma`: (n, rows, width) → (n, rows, new columns)."""
     return xp.swapaxes(_filtered(xp.swapaxes(gray, 1, 2), columns), 1, 2)
 
 
