@@ -328,6 +328,8 @@ def classify(
         raise ArgumentError(f"names={shown(names)}: pass at least two, each once")
     if not isinstance(prompt, str) or "{}" not in prompt:
         raise ArgumentError(f"prompt={shown(prompt)}: pass a text with {{}} for the name")
+    if not isinstance(scale, (int, float, np.number)) or not np.isfinite(scale):
+        raise ArgumentError(f"scale={shown(scale)}: pass a number, 100 for CLIP")
     vectors = model
     if callable(model):
         vectors = _text_model(model).texts([prompt.format(name) for name in chosen])

@@ -53,10 +53,16 @@ class Head:
     def __post_init__(self) -> None:
         check_choice("hidden", self.hidden, ("none", "relu"))
         check_choice("output", self.output, ("none", "sigmoid"))
-        layers = [
-            (np.asarray(weights, np.float32), np.asarray(bias, np.float32))
-            for weights, bias in self.layers
-        ]
+        try:
+            layers = [
+                (np.asarray(weights, np.float32), np.asarray(bias, np.float32))
+                for weights, bias in self.layers
+            ]
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"layers={shown(self.layers)}: pass weights (out, in) and biases (out,) of each "
+                "layer, [(weights, biases)]"
+            ) from error
         shapes = [weights.shape for weights, _ in layers]
         biases = [bias.shape for _, bias in layers]
         fits = layers and all(

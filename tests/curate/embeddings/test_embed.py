@@ -486,3 +486,9 @@ def test_a_vector_without_a_direction_has_no_class():
     for names, model in ((["cat", "cat"], np.eye(2)), (["cat", "dog"], [[1, 0], [0, 0]])):
         with pytest.raises(dii.ArgumentError, match=r"each once|zero or not finite"):
             dii.curate.classify(frame, model, names)
+
+
+@pytest.mark.parametrize("layers", [None, [1], [("x", "y")]])
+def test_a_head_of_no_layers_is_refused(layers):
+    with pytest.raises(dii.ArgumentError, match="layers="):
+        dii.curate.Head(layers)
