@@ -387,8 +387,8 @@ class Images(ABC, Generic[Frame, Series]):
 
         Notes
         -----
-        In a :func:`~dask_image_ingest.checkpoint` to a local folder, each result is written when it is there. A killed
-        run repeats only the calls that were waiting.
+        In a :func:`~dask_image_ingest.checkpoint` to a local folder, each result is written when it
+        is there. A killed run repeats only the calls that were waiting.
 
         Examples
         --------

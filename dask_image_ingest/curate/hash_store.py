@@ -48,7 +48,7 @@ def write_hashes(
     *,
     identity: str | None = None,
 ) -> None:
-    """Store the hashes of rows, for :func:`~dask_image_ingest.curate.find_duplicates` to compare later ones with.
+    """Store the hashes of rows, with which later ones are compared.
 
     Computes at once: fingerprints that the frame lacks, then one file, which is added to those of
     earlier calls. A row takes 33 bytes and its key.
@@ -56,7 +56,8 @@ def write_hashes(
     Parameters
     ----------
     frame
-        A dask, pandas or cuDF dataframe, as for :func:`~dask_image_ingest.curate.find_duplicates`: the rows that are kept.
+        A dask, pandas or cuDF dataframe, as for
+        :func:`~dask_image_ingest.curate.find_duplicates`: the rows that are kept.
     path
         A local folder. It is made if there is none.
     by
