@@ -90,6 +90,7 @@ INSTANCES = {
         "_labels.image": "nvidia.dali.backend.TensorGPU",
     },
     "dask_image_ingest/curate/luma.py": {
+        "histograms.xp": "class cupy",
         "luma.xp": "class cupy",
         "make_taps.xp": "class cupy",
         "luma_of_reduced_rows.xp": "class cupy",
@@ -109,7 +110,6 @@ INSTANCES = {
         "_sampled.xp": "class cupy",
         "_brightness.xp": "class cupy",
         "_spread.xp": "class cupy",
-        "_histograms.xp": "class cupy",
         "_percentile.xp": "class cupy",
         "_entropy.xp": "class cupy",
         "_deviation.xp": "class cupy",

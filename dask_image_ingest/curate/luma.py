@@ -10,7 +10,6 @@ import numpy as np
 # ITU-R BT.601, as in JPEG, Pillow's mode L and PDQ.
 _WEIGHTS = (0.299, 0.587, 0.114)
 
-
 # The same in whole 256ths, by which pixels have one luma whatever they are computed with.
 _WHOLE_WEIGHTS = (77, 150, 29)
 
@@ -24,6 +23,11 @@ def luma(pixels: Any, xp: Any) -> Any:
         for channel, weight in enumerate(_WHOLE_WEIGHTS)
     )
     return (total >> 8).astype(xp.uint8)
+
+
+def histograms(values: Any, offsets: Any, count: int, xp: Any) -> Any:
+    """Histograms (count, 256) of uint8 values; ``offsets``: 256 times each value's image number."""
+    return xp.bincount((values + offsets).reshape(-1), minlength=256 * count).reshape(count, 256)
 
 
 class Taps(NamedTuple):
@@ -42,10 +46,7 @@ class Taps(NamedTuple):
 
     def reduce_rows(self, images: Any, xp: Any) -> Any:
         """Filter rows of images (n, height, width, channels), uint8 as they are."""
-        count, height, width, channels = images.shape
-        reduced = _filtered(images.reshape(count, height, width * channels), self)
-        rounded = xp.clip(reduced + 0.5, 0, 255).astype(xp.uint8)
-        return rounded.reshape(count, -1, width, channels)
+        return xp.clip(_filtered_rows(images, self) + 0.5, 0, 255).astype(xp.uint8)
 
 
 def make_taps(matrix: np.ndarray, xp: Any) -> Taps:
@@ -77,11 +78,9 @@ def reduced_luma(images: Any, rows: Taps, columns: Taps, xp: Any) -> Any:
 
 def luma_of_reduced_rows(images: Any, rows: Taps, xp: Any) -> Any:
     """The first half of `reduced_luma`: float32 (n, new rows, width)."""
-    count, height, width, channels = images.shape
     # Rows first, on uint8 and with all channels at once: fewer pixels are converted to floats.
-    reduced = _filtered(images.reshape(count, height, width * channels), rows)
-    reduced = reduced.reshape(count, -1, width, channels)
-    if channels == 1:
+    reduced = _filtered_rows(images, rows)
+    if images.shape[-1] == 1:
         return reduced[..., 0]
     return reduced @ xp.asarray(_WEIGHTS, xp.float32)
 
@@ -89,6 +88,13 @@ def luma_of_reduced_rows(images: Any, rows: Taps, xp: Any) -> Any:
 def reduced_columns(gray: Any, columns: Taps, xp: Any) -> Any:
     """The second half of `reduced_luma`: (n, rows, width) → (n, rows, new columns)."""
     return xp.swapaxes(_filtered(xp.swapaxes(gray, 1, 2), columns), 1, 2)
+
+
+def _filtered_rows(images: Any, taps: Taps) -> Any:
+    """Filter rows: uint8 (n, height, width, channels) → float32 (n, new, width, channels)."""
+    count, height, width, channels = images.shape
+    reduced = _filtered(images.reshape(count, height, width * channels), taps)
+    return reduced.reshape(count, -1, width, channels)
 
 
 def _filtered(values: Any, taps: Taps) -> Any:

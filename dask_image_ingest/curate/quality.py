@@ -12,6 +12,7 @@ import pandas as pd
 
 from dask_image_ingest.arguments import check_frame
 from dask_image_ingest.curate.batches import in_batches
+from dask_image_ingest.curate.luma import histograms
 from dask_image_ingest.curate.sharpness import blur, detail, sharpness
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -65,9 +66,9 @@ def _level_signals(groups: Sequence[Any], xp: Any) -> dict[str, Any]:
     )
     offsets = xp.asarray(image_numbers * 256)
     bands = [pixels[:, channel] for channel in range(channels)]
-    brightness = _histograms(_brightness(bands, xp), offsets, count, xp)
-    spread = _histograms(_spread(bands, xp), offsets, count, xp)
-    entropies = [_entropy(_histograms(band, offsets, count, xp), xp) for band in bands]
+    brightness = histograms(_brightness(bands, xp), offsets, count, xp)
+    spread = histograms(_spread(bands, xp), offsets, count, xp)
+    entropies = [_entropy(histograms(band, offsets, count, xp), xp) for band in bands]
     return {
         "dark": _percentile(brightness, 99, xp),
         "light": 1 - _percentile(brightness, 5, xp),
@@ -116,11 +117,6 @@ def _spread(bands: Sequence[Any], xp: Any) -> Any:
     """Largest minus smallest channel of each pixel."""
     # NumPy's max over an axis of three takes 15 times as long.
     return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)
-
-
-def _histograms(values: Any, offsets: Any, count: int, xp: Any) -> Any:
-    """Histograms (count, 256) of uint8 values; ``offsets``: 256 times each value's image number."""
-    return xp.bincount((values + offsets).reshape(-1), minlength=256 * count).reshape(count, 256)
 
 
 def _percentile(counts: Any, percent: int, xp: Any) -> Any:

@@ -11,7 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.curate.luma import Taps, area_taps, cubic_taps, luma, reduced_luma
+from dask_image_ingest.curate.luma import (
+    Taps,
+    area_taps,
+    cubic_taps,
+    histograms,
+    luma,
+    reduced_luma,
+)
 from dask_image_ingest.decode import resized_cubic
 
 # The golden ratio, and its counterpart in two dimensions: multiples of their inverses, modulo 1,
@@ -78,8 +85,7 @@ def _thumbnails(images: Any, xp: Any) -> Any:
 
 def _blur_of_thumbnails(gray: Any, xp: Any) -> Any:
     count = len(gray)
-    levels = (gray.reshape(count, -1) + xp.arange(count)[:, None] * 256).reshape(-1)
-    counts = xp.bincount(levels, minlength=256 * count).reshape(count, 256)
+    counts = histograms(gray.reshape(count, -1), xp.arange(count)[:, None] * 256, count, xp)
     edges = 1 - xp.exp(-_BLUR_SCALE * _edges(gray, xp).reshape(count, -1).std(axis=1))
     spread = 1 - xp.exp(-_BLUR_SCALE * counts.std(axis=1))
     return xp.minimum(edges + xp.where(spread > _MIN_SPREAD, spread, 0), 1)
