@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import (
     check_choice,
@@ -27,6 +28,7 @@ from dask_image_ingest.curate.hamming import (
 from dask_image_ingest.curate.hash_store import StoredHashes, read_hashes
 from dask_image_ingest.curate.hash_tables import MEMORY
 from dask_image_ingest.curate.ranking import (
+    Keys,
     Ranked,
     columns_to_join,
     join_columns,
@@ -167,9 +169,10 @@ def find_duplicates(
     is_kept = keeper[grouped] < 0
     columns["duplicate.distance"] = pa.array(bits[grouped].astype(np.int32), mask=is_kept)
     if before is not None:
-        is_new = grouped >= len(ranked.keys) - len(ranked.ids)
+        old = len(keeper) - len(ranked.ids)
+        is_new = grouped >= old
         columns = {name: values.filter(pa.array(is_new)) for name, values in columns.items()}
-        grouped = grouped[is_new] - (len(ranked.keys) - len(ranked.ids))
+        grouped = grouped[is_new] - old
     verdicts = columns_to_join(id_columns, ranked.ids[grouped], columns, {"duplicate.keep": True})
     return join_columns(frame, verdicts)
 
@@ -235,7 +238,7 @@ def find_overlaps(
     found = np.flatnonzero(match >= 0)
     columns = {
         "overlap.found": pa.array(np.ones(len(found), bool)),
-        "overlap.of": _text(others.keys.take(pa.array(match[found]))),
+        "overlap.of": others.keys.take(match[found]),
         "overlap.distance": pa.array(bits[found].astype(np.int32)),
     }
     return join_columns(
@@ -274,20 +277,11 @@ def _rows_before(
 def _keepers(ranked: Ranked, distance: int, memory: int, gone: np.ndarray | None = None) -> Nearest:
     """The row that is kept instead of each row (-1: it is kept), and their distance in bits.
 
-    Rows that are ``gone``, bool (n,), are not kept.
+    Rows that are ``gone``, bool (n,), are not kept. Overwrites the hashes.
     """
-    keeper = np.full(len(ranked.ids), -1, np.int64)
-    bits = np.zeros(len(keeper), np.int64)
-    gone = np.zeros(len(keeper), bool) if gone is None else gone
-    for rows, is_exact in _by_comparison(ranked):
-        # Avoid a copy of all hashes where all are compared in one way.
-        hashes = ranked.hashes if len(rows) == len(keeper) else ranked.hashes[rows]
-        if is_exact:
-            first = first_equal(hashes[:, 0])
-        else:
-            first, bits[rows] = nearest_kept(hashes, distance, gone[rows], memory)
-        keeper[rows] = np.where(first < 0, -1, rows[first])
-    return keeper, bits
+    return nearest_kept(
+        ranked.hashes, distance, gone, memory, is_exact=ranked.is_exact, overwrite_hashes=True
+    )
 
 
 def _keepers_against(
@@ -310,13 +304,11 @@ def _keepers_against(
     nearer = found & ((keeper < 0) | (match_bits <= bits))
     keeper = np.where(keeper < 0, -1, keeper + len(taken))
     keeper[nearer] = np.searchsorted(taken, match[nearer])
-    keys = pa.chunked_array(
-        [*before.keys.take(pa.array(taken)).cast(pa.string()).chunks, *ranked.keys.chunks],
-        pa.string(),
-    )
+    every = np.arange(len(keeper))
+    keys = [before.keys.take(taken), ranked.keys.take(every)]
     none = np.zeros(len(taken), np.int64)
     return (
-        replace(ranked, keys=keys),
+        replace(ranked, keys=Keys(pa.chunked_array(keys))),
         np.concatenate([none - 1, keeper]),
         np.concatenate([none, np.where(nearer, match_bits, bits)]),
     )
@@ -356,14 +348,16 @@ def group_columns(
     """
     is_dropped = keeper >= 0
     keepers = np.unique(keeper[is_dropped])  # ascending, so that groups are numbered best first
-    grouped = np.flatnonzero(is_dropped | np.isin(np.arange(len(keeper)), keepers))
+    is_grouped = is_dropped.copy()
+    is_grouped[keepers] = True
+    grouped = np.flatnonzero(is_grouped)
     is_kept = ~is_dropped[grouped]
     group_keeper = np.where(is_kept, grouped, keeper[grouped])
-    keys = _text(ranked.keys.take(pa.array(group_keeper)))
+    keys = ranked.keys.take(group_keeper)
     columns = {
         f"{prefix}.keep": pa.array(is_kept),
         f"{prefix}.group": pa.array(np.searchsorted(keepers, group_keeper)),
-        f"{prefix}.of": pa.array(keys.to_pylist(), pa.string(), mask=is_kept),
+        f"{prefix}.of": pc.if_else(pa.array(is_kept), pa.scalar(None, pa.string()), keys),
     }
     return columns, grouped
 
@@ -379,8 +373,3 @@ def _equal(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
     found = np.full(len(hashes), -1, np.int64)
     found[is_found] = likely[first[is_found]]
     return found
-
-
-def _text(values: pa.ChunkedArray) -> pa.Array:
-    chunks = values.combine_chunks()
-    return chunks if isinstance(chunks, pa.Array) else pa.array(chunks.to_pylist(), pa.string())

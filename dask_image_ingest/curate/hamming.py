@@ -24,6 +24,7 @@ from dask_image_ingest.curate.hash_tables import (
 
 _SMALL = 32  # rows of a group that is compared at once with others of its size
 _PAIRS = 1 << 16  # distances of such groups at once
+_MOVED = 1 << 16  # rows that are moved at once
 _BLOCK = 256  # rows of a large group that are decided at once
 
 Nearest = tuple[np.ndarray, np.ndarray]  # rows (-1: none) and distances, int64 (n,)
@@ -58,7 +59,13 @@ def first_equal(hashes: np.ndarray) -> np.ndarray:
 
 
 def nearest_kept(
-    hashes: np.ndarray, distance: int, gone: np.ndarray | None = None, memory: int = MEMORY
+    hashes: np.ndarray,
+    distance: int,
+    gone: np.ndarray | None = None,
+    memory: int = MEMORY,
+    *,
+    is_exact: np.ndarray | None = None,
+    overwrite_hashes: bool = False,
 ) -> Nearest:
     """Greedy deduplication: keep a row unless a kept row before it is within ``distance``.
 
@@ -74,6 +81,10 @@ def nearest_kept(
         bool (n,): rows that are not kept in any case. Default: none.
     memory
         Bytes that the search may use, beside the hashes.
+    is_exact
+        bool (n,): rows that are near equal ones alone. Default: none.
+    overwrite_hashes
+        Whether ``hashes`` may be used as scratch space, which saves a copy.
 
     Returns
     -------
@@ -85,19 +96,39 @@ def nearest_kept(
     """
     gone = np.zeros(len(hashes), bool) if gone is None else gone
     equal = first_equal(hashes.reshape(len(hashes), hashes.shape[1] * hashes.shape[2]))
-    unique = np.flatnonzero(equal < 0)
-    is_gone = gone[unique]
-    # Equal rows are gone together: the first of them stays for any.
-    some = hashes if len(unique) == len(hashes) else hashes[unique]
-    best = np.full(len(hashes), NONE)
-    for rows, nearest in _decided(some, near_pairs(some, distance, memory), distance, is_gone):
-        keeper, bits = unpack(nearest)
-        best[unique[rows]] = np.where(keeper < 0, NONE, pack(bits, unique[keeper]))
     again = np.flatnonzero(equal >= 0)
     of = equal[again]
+    is_searched = equal < 0
+    del equal
+    if is_exact is not None:
+        is_searched &= ~is_exact
+    # Numbers of all rows are made as late as can be: the search needs most of the memory.
+    unique = None if is_searched.all() else np.flatnonzero(is_searched)
+    some, is_gone = hashes, gone
+    if unique is not None:
+        some, is_gone = _rows_of(hashes, unique, overwrite_hashes), gone[unique]
+    pairs = near_pairs(some, distance, memory)
+    best = np.full(len(hashes), NONE)
+    # Equal rows are gone together: the first of them stays for any.
+    for rows, nearest in _decided(some, pairs, distance, is_gone):
+        if unique is None:
+            best[rows] = nearest
+            continue
+        keeper, bits = unpack(nearest)
+        best[unique[rows]] = np.where(keeper < 0, NONE, pack(bits, unique[keeper]))
     stays = (best[of] == NONE) & ~gone[of]
     best[again] = np.where(stays, pack(0, of), best[of])
     return unpack(best)
+
+
+def _rows_of(hashes: np.ndarray, rows: np.ndarray, overwrite: bool) -> np.ndarray:
+    """The hashes of ascending rows; moved to the front if they may be overwritten."""
+    if not overwrite:
+        return hashes[rows]
+    for start in range(0, len(rows), _MOVED):
+        moved = rows[start : start + _MOVED]
+        hashes[start : start + len(moved)] = hashes[moved]
+    return hashes[: len(rows)]
 
 
 def nearest(hashes: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY) -> Nearest:

@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, check_frame, shown
 from dask_image_ingest.curate.fingerprints import KINDS, Kind
-from dask_image_ingest.curate.ranking import Ranked, rank_rows, resolve_identity
+from dask_image_ingest.curate.ranking import Keys, Ranked, rank_rows, resolve_identity
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
@@ -36,7 +36,7 @@ _WORDS = {"bytes": 2, "pixels": 2, "pdq": 4}
 class StoredHashes:
     """Hashes of a folder, in the order of its files: the fields of `Ranked` that a search needs."""
 
-    keys: pa.ChunkedArray
+    keys: Keys
     hashes: np.ndarray = field(repr=False)  # uint64 (n, 1, words)
     is_exact: np.ndarray = field(repr=False)
 
@@ -110,8 +110,7 @@ def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         hashes = np.ascontiguousarray(ranked.hashes[rows, 0])
         hash_type = schema.field("hash").type
         hash_column = pa.Array.from_buffers(hash_type, len(hashes), [None, pa.py_buffer(hashes)])
-        keys = ranked.keys.slice(start, _ROWS).combine_chunks()
-        keys = keys if isinstance(keys, pa.Array) else pa.concat_arrays(keys.chunks)
+        keys = ranked.keys.take(np.arange(start, start + len(hashes)))
         exact = pa.array(ranked.is_exact[rows])
         yield pa.record_batch([keys, hash_column, exact], schema=schema)
 
@@ -156,7 +155,7 @@ def read_hashes(path: Any, by: Kind, argument: str) -> StoredHashes:
     if len(hashes) != 1:
         hashes = [np.concatenate([np.empty((0, _WORDS[by]), np.uint64), *hashes])]
     return StoredHashes(
-        pa.chunked_array(keys, pa.string()),
+        Keys(pa.chunked_array(keys, pa.string())),
         hashes[0][:, None],
         np.concatenate([np.empty(0, bool), *is_exact]),
     )

@@ -54,6 +54,7 @@ _CROWD, _OFTEN = 1024, 16
 _BLOCK = 1 << 15
 
 _EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
+_MERGED = 8  # tasks whose results are reduced together: each may have a pair for every row
 _BYTES = 28  # of a task, per row
 _SCANNED = 1 << 20  # rows whose keys are looked up in one table after the other
 _QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
@@ -261,27 +262,33 @@ def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.nd
         The lower row first. Rows that are too many to compare here are connected without being
         compared: whoever asks compares all rows that are connected.
     """
-    rows = np.arange(len(hashes))
-    found = []
+    rows, found = None, []  # rows: all
     for level in range(_MAX_BITS):
         variants = hashes.shape[1]
         entries = hashes.reshape(-1, _WORDS)
         plan = plan_pairs(entries, distance, level)
         if not plan.bits:
-            found.append(np.stack([np.full(len(rows), rows[:1].sum()), rows], axis=1)[1:])
+            found.append(_star(np.arange(len(hashes)) if rows is None else rows))
             break
         parts = max(1, math.ceil(_BYTES * len(entries) * (os.cpu_count() or 1) / memory))
         units = [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
-        results = _run(_pairs_of_table, plan, units, entries, distance, variants)
-        found += [rows[pairs] for pairs, _ in results]
+        task, merge = _pairs_of_table, _merge_pairs
+        results = _run(task, merge, plan, units, entries, distance, variants)
+        found += [pairs if rows is None else rows[pairs] for pairs, _ in results]
         crowded = _often([numbers for _, numbers in results], plan)
-        if len(crowded) > len(rows) // 2:  # of one kind: more bits would not part them
-            found.append(np.stack([np.full(len(crowded), rows[crowded[0]]), rows[crowded]], 1)[1:])
-            break
         if not len(crowded):
             break
-        rows, hashes = rows[crowded], hashes[crowded]
+        rows = crowded if rows is None else rows[crowded]
+        if len(crowded) > len(hashes) // 2:  # of one kind: more bits would not part them
+            found.append(_star(rows))
+            break
+        hashes = hashes[crowded]
     return forest(np.concatenate(found)) if found else np.empty((0, 2), np.int64)
+
+
+def _star(rows: np.ndarray) -> np.ndarray:
+    """Pairs that connect all rows with the first."""
+    return np.stack([np.full(len(rows), rows[:1].sum()), rows], axis=1)[1:]
 
 
 def nearest_matches(
@@ -303,12 +310,13 @@ def nearest_matches(
             found = _at_rows(compare_all(one, np.ascontiguousarray(other.T), distance), rows)
             best[numbers] = np.minimum(best[numbers], found)
             break
-        results = _run(
-            _matches_of_tables, plan, _units(plan, one, other, memory), one, other, distance
-        )
-        for query, bits, row, _, _ in results:
-            np.minimum.at(best, numbers[query], pack(bits, rows[row]))
-        crowded = [_often([each[side] for each in results], plan) for side in (3, 4)]
+        units = _units(plan, one, other, memory)
+        task, merge = _matches_of_tables, _merge_matches
+        results = _run(task, merge, plan, units, one, other, distance)
+        for query, packed, *_ in results:
+            found = numbers[query]
+            best[found] = np.minimum(best[found], _at_rows(packed, rows))
+        crowded = [_often([each[side] for each in results], plan) for side in (2, 3)]
         is_final = len(crowded[0]) * len(crowded[1]) > len(numbers) * len(rows) // 4
         numbers, rows = numbers[crowded[0]], rows[crowded[1]]
     return best
@@ -345,8 +353,8 @@ def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(number < 0, NONE, pack(bits, rows[number]))
 
 
-def _run(task: Any, plan: Plan, units: Sequence[Any], *arguments: Any) -> list[Any]:
-    """Results of one task for each unit of work."""
+def _run(task: Any, merge: Any, plan: Plan, units: Sequence[Any], *arguments: Any) -> list[Any]:
+    """Results of one task for each unit of work, `_MERGED` of them merged as soon as they exist."""
     client = client_that_computes()
     if client is not None:
         # Once for each worker, and not with each task.
@@ -360,7 +368,8 @@ def _run(task: Any, plan: Plan, units: Sequence[Any], *arguments: Any) -> list[A
         delayed(_counted, pure=False)(number, len(units), task, plan, unit, *arguments)
         for number, unit in enumerate(units)
     ]
-    return list(compute(*tasks))
+    starts = range(0, len(tasks), _MERGED)
+    return list(compute(*(delayed(merge)(tasks[start : start + _MERGED]) for start in starts)))
 
 
 def _counted(
@@ -418,6 +427,11 @@ def _pairs_of_table(
     return forest(np.concatenate(found)), np.unique(np.concatenate([np.empty(0, int), *crowded]))
 
 
+def _merge_pairs(results: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    pairs, crowded = zip(*results, strict=True)
+    return forest(np.concatenate(pairs)), np.concatenate(crowded)
+
+
 def _matches_of_tables(
     plan: Plan,
     unit: tuple[list[int], int, int],
@@ -425,22 +439,36 @@ def _matches_of_tables(
     others: np.ndarray,
     distance: int,
 ) -> tuple[np.ndarray, ...]:
-    """Near pairs in the groups of some tables: query, distance and other; then those that crowd."""
+    """Queries with their nearest in the groups of some tables, packed; then those that crowd."""
     tables, part, parts = unit
     is_swapped = len(queries) > len(others)
     few, many = (others, queries) if is_swapped else (queries, others)
     entries = [_sorted_entries(plan, table, part, parts, few) for table in tables]
-    found, crowds = [], []
+    found, crowds = (np.empty(0, np.int64), np.empty(0, np.uint64)), []
     for table, of_few, of_many in zip(
         tables, entries, _entries_among(plan, tables, (part, parts), many, entries), strict=True
     ):
         sides = (of_many, of_few) if is_swapped else (of_few, of_many)
         pairs, *crowd = _matches_of_entries(plan, table, *sides, queries, others, distance)
-        found += pairs
+        found = _nearest_of_each([found, *pairs])
         crowds.append(crowd)
-    empty = np.empty(0, np.int64)
-    near = [np.concatenate([empty, *each]) for each in zip(*found, strict=True)] or [empty] * 3
-    return (*near, *(np.concatenate(each) for each in zip(*crowds, strict=True)))
+    return (*found, *(np.concatenate(each) for each in zip(*crowds, strict=True)))
+
+
+def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    query, packed, *crowds = zip(*results, strict=True)
+    nearest = _nearest_of_each(list(zip(query, packed, strict=True)))
+    return (*nearest, *(np.concatenate(each) for each in crowds))
+
+
+def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    """Queries, without repetitions, and the nearest that ``matches`` have for each, packed."""
+    query, packed = (np.concatenate(each) for each in zip(*matches, strict=True))
+    order = np.lexsort((packed, query))
+    query = query[order]
+    is_first = np.ones(len(query), bool)
+    np.not_equal(query[1:], query[:-1], out=is_first[1:])
+    return query[is_first], packed[order[is_first]]
 
 
 def _matches_of_entries(
@@ -451,7 +479,7 @@ def _matches_of_entries(
     queries: np.ndarray,
     others: np.ndarray,
     distance: int,
-) -> tuple[list[tuple[np.ndarray, ...]], np.ndarray, np.ndarray]:
+) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray]:
     """`_matches_of_tables` for the sorted entries of one table."""
     keys = of_others & _HIGH
     start = np.searchsorted(keys, of_queries & _HIGH)
@@ -461,7 +489,7 @@ def _matches_of_entries(
     runs = np.unique(np.stack([start[is_crowd], counts[is_crowd]], axis=1), axis=0)
     crowd = [(of_others[first : first + size] & _LOW).astype(np.int64) for first, size in runs]
     counts[is_crowd] = 0
-    found: list[tuple[np.ndarray, ...]] = []
+    found: list[tuple[np.ndarray, np.ndarray]] = []
     for batch in _batches(counts):
         number = counts[batch]
         before = number.cumsum() - number
@@ -475,7 +503,7 @@ def _matches_of_entries(
         one, other = one[likely], other[likely]
         bits = hamming(queries[one], others[other])
         near = bits <= distance
-        found.append((one[near], bits[near], other[near]))
+        found.append((one[near], pack(bits[near], other[near])))
     return found, query[is_crowd], np.concatenate([np.empty(0, np.int64), *crowd])
 
 

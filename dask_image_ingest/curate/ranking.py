@@ -185,6 +185,40 @@ _KEEP = {"largest": (_AREA,), "best": (_DETAIL, _AREA, "nbytes"), "first": ()}
 
 
 @dataclass(frozen=True)
+class Keys:
+    """The texts of many rows, looked up where they are: sorting or joining them takes a copy.
+
+    Parameters
+    ----------
+    values
+        Keys, of any type, in the order of partitions.
+    places
+        The place there of each row; None: its number.
+    """
+
+    values: pa.ChunkedArray
+    places: np.ndarray | None = None
+
+    def take(self, rows: np.ndarray) -> pa.Array:
+        """The keys of these rows, as strings."""
+        places = rows if self.places is None else self.places[rows]
+        order = np.argsort(places, kind="stable")
+        places = places[order]
+        starts = np.cumsum([0, *map(len, self.values.chunks)])
+        cuts = np.searchsorted(places, starts)
+        found = [
+            chunk.take(pa.array(places[cut:stop] - start)).cast(pa.string())
+            for chunk, start, cut, stop in zip(
+                self.values.chunks, starts[:-1], cuts[:-1], cuts[1:], strict=True
+            )
+            if cut < stop
+        ]
+        back = np.empty(len(order), np.int64)
+        back[order] = np.arange(len(order))
+        return pa.concat_arrays([pa.array([], pa.string()), *found]).take(pa.array(back))
+
+
+@dataclass(frozen=True)
 class Ranked:
     """Rows that have a hash, without repetitions, best first.
 
@@ -193,7 +227,7 @@ class Ranked:
     ids
         `row_ids` of the rows, uint64 (n,).
     keys
-        The key of each row, or the value of ``identity=``, as string.
+        The key of each row, or the value of ``identity=``.
     hashes
         uint64 (n, variants, words).
     is_exact
@@ -202,7 +236,7 @@ class Ranked:
     """
 
     ids: np.ndarray
-    keys: pa.ChunkedArray
+    keys: Keys
     hashes: np.ndarray
     is_exact: np.ndarray
 
@@ -392,40 +426,74 @@ def _detail_of_picture(table: pa.Table) -> pa.Array:
     return pc.if_else(pc.is_nan(detail), pa.scalar(None, pa.float64()), detail)
 
 
-def merge_ranked(parts: Sequence[RowsToRank]) -> Ranked:
-    """Rank the rows of all partitions together, and drop repetitions."""
+def merge_ranked(parts: list[RowsToRank]) -> Ranked:
+    """Rank the rows of all partitions together, and drop repetitions.
+
+    Empties the list, so that the memory of a part is free as soon as it is copied.
+    """
     table = pa.concat_tables([part.sort_keys for part in parts]).unify_dictionaries()
+    ids, is_exact, hashes = (
+        [getattr(part, name) for part in parts] for name in ("ids", "is_exact", "hashes")
+    )
+    parts.clear()
+    keys, is_unique = table["identity.0"], "identity.1" not in table.column_names
+    order = _order(table)
+    del table
+    once = _first_of_each(np.concatenate(ids)[order])
+    if once is not None:
+        if is_unique:
+            raise ArgumentError(
+                f"identity=: {len(order) - len(once):,} of {len(order):,} rows have the value of "
+                "another row there; pass a column of unique values"
+            )
+        order = order[once]
+    rank = np.full(sum(map(len, ids)), -1)
+    rank[order] = np.arange(len(order))
+    columns = (_in_order(column, rank, len(order)) for column in (ids, is_exact, hashes))
+    ranked_ids, ranked_is_exact, ranked_hashes = columns
+    return Ranked(ranked_ids, Keys(keys, order), ranked_hashes, ranked_is_exact)
+
+
+def _order(table: pa.Table) -> np.ndarray:
+    """Rows of a table of `sort_keys`, best first: int64 (n,)."""
     names = table.column_names
-    keys = table["identity.0"]
     for number, name in enumerate(names):
         if pa.types.is_dictionary(table[name].type):
             table = table.set_column(number, name, _ranks(table[name]))
     rank_by = [(name, "descending") for name in names if name.startswith("rank_by.")]
     identity = [(name, "ascending") for name in names if name.startswith("identity.")]
-    order = pc.sort_indices(table, rank_by + identity).to_numpy()
-    ids = np.concatenate([part.ids for part in parts])[order]
-    # A frame may repeat a row, which must not be a duplicate of itself.
-    once = np.sort(np.unique(ids, return_index=True)[1])
-    if len(once) < len(ids) and len(identity) == 1:
-        raise ArgumentError(
-            f"identity=: {len(ids) - len(once):,} of {len(ids):,} rows have the value of another "
-            "row there; pass a column of unique values"
-        )
-    order = order[once]
-    hashes, is_exact = (
-        np.concatenate([getattr(part, name) for part in parts])[order]
-        for name in ("hashes", "is_exact")
-    )
-    return Ranked(ids[once], keys.take(pa.array(order)).cast(pa.string()), hashes, is_exact)
+    return pc.sort_indices(table, rank_by + identity).to_numpy().view(np.int64)
+
+
+def _first_of_each(ids: np.ndarray) -> np.ndarray | None:
+    """Ascending rows with the first of each id; None: there are no repetitions."""
+    ascending = np.sort(ids)
+    if (ascending[1:] != ascending[:-1]).all():
+        return None
+    return np.sort(np.unique(ids, return_index=True)[1])
+
+
+def _in_order(parts: list[np.ndarray], rank: np.ndarray, count: int) -> np.ndarray:
+    """Rows of all parts at their rank (-1: left out). Empties the list of parts, one by one."""
+    out = np.empty((count, *parts[0].shape[1:]), parts[0].dtype)
+    stop = len(rank)
+    while parts:
+        part = parts.pop()
+        start = stop - len(part)
+        ranks = rank[start:stop]
+        is_chosen = ranks >= 0
+        out[ranks[is_chosen]] = part[is_chosen]
+        stop = start
+    return out
 
 
 def _ranks(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A dictionary-encoded column as ranks of its values, int64: they sort faster than strings."""
+    """A dictionary-encoded column as ranks of its values, int32: they sort faster than strings."""
     encoded = column.combine_chunks()
     if isinstance(encoded, pa.ChunkedArray):
         if not encoded.num_chunks:
-            return pa.chunked_array([], pa.int64())
+            return pa.chunked_array([], pa.int32())
         encoded = encoded.chunk(0)
-    rank = np.empty(len(encoded.dictionary), np.int64)
+    rank = np.empty(len(encoded.dictionary), np.int32)
     rank[pc.sort_indices(encoded.dictionary).to_numpy()] = np.arange(len(rank))
     return pa.chunked_array([pa.array(rank).take(encoded.indices)])

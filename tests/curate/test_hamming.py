@@ -167,6 +167,28 @@ def test_the_nearest_of_others_is_that_of_all_with_all(random):
     assert (nearest(hashes[:, None], others[:0], 15)[0] == -1).all()
 
 
+def test_rows_that_need_an_equal_one_are_near_no_other(random, tables):
+    hashes = clusters(random, 60, 6, 12)
+    hashes = hashes[random.integers(0, len(hashes), 500)][:, None]
+    is_exact = np.zeros(500, bool)
+    is_exact[::3] = True
+    hashes[is_exact] ^= np.uint64(0x5555_5555_5555_5555)  # no row of one kind equals one of another
+    searched = np.flatnonzero(~is_exact)
+    of, bits = brute(hashes[searched], 12)
+    expected = np.full(500, -1)
+    expected[searched] = np.where(of < 0, -1, searched[of])
+    texts = [row.tobytes() for row in hashes]
+    for row in np.flatnonzero(is_exact):
+        first = texts.index(texts[row])
+        expected[row] = first if first < row else -1
+    for overwrite in (False, True):
+        found, apart = nearest_kept(hashes, 12, is_exact=is_exact, overwrite_hashes=overwrite)
+        assert found.tolist() == expected.tolist()
+        assert apart[searched].tolist() == bits.tolist()
+        assert not apart[is_exact].any()
+    assert (expected[is_exact] >= 0).sum() > 20
+
+
 def test_equal_hashes_point_to_the_first_of_them(random):
     hashes = random_hashes(random, 50)[random.integers(0, 50, 400)][:, :2].copy()
     values = [tuple(row) for row in hashes.tolist()]
