@@ -20,7 +20,6 @@ from dask_image_ingest.cli.curation import duplicates, quality
 from dask_image_ingest.cli.export import KEEP_HELP, add_export
 from dask_image_ingest.cli.verbs import (
     BAD_DATA,
-    FINE,
     INTERRUPTED,
     WRONG_ARGUMENTS,
     check,
@@ -257,32 +256,43 @@ def main(argv: Sequence[str] | None = None) -> int:
     _escape_unencodable()
     args = make_parser().parse_args(argv)
     try:
-        on_terminal = sys.stderr.isatty()
+        on_terminal = sys.stderr is not None and sys.stderr.isatty()
         with (
             _plain_warnings(),
             _scheduler(args.scheduler),
             progress() if on_terminal else contextlib.nullcontext(),
         ):
             status, text = args.verb(args)
-        # Flush here: an error at exit could not be reported.
-        print(without_secrets(text), flush=True)
-        return int(status)
+        return _printed(without_secrets(text), int(status))
     except DaskImageIngestError as error:
-        print(f"dask-image-ingest: {error}", file=sys.stderr)
+        _tell(str(error))
         wrong = isinstance(error, _ARGUMENT_ERRORS) and not isinstance(error, RefusedRowsError)
         return WRONG_ARGUMENTS if wrong else BAD_DATA
     except KeyboardInterrupt:
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of the pipe has closed it, as in `... | head`.
-        _close_stdout()
-        return FINE
     except OSError as error:
         if error.errno not in _DISK_FULL:
             raise
         _close_stdout()
-        print(f"dask-image-ingest: cannot write the output: {error}", file=sys.stderr)
+        _tell(f"cannot write the output: {error}")
         return WRONG_ARGUMENTS
+
+
+def _printed(text: str, status: int) -> int:
+    """Print the result of a verb, whose work is done; returns its status."""
+    try:
+        # Flush here: an error at exit could not be reported.
+        print(text, flush=True)
+    except BrokenPipeError:
+        # The reader of the pipe has closed it, as in `... | head`.
+        _close_stdout()
+    return status
+
+
+def _tell(message: str) -> None:
+    """Print a warning or an error; if nobody reads it, as in `2>&1 | head`, the work goes on."""
+    with contextlib.suppress(OSError):
+        print(f"dask-image-ingest: {message}", file=sys.stderr, flush=True)
 
 
 def _escape_unencodable() -> None:
@@ -299,9 +309,7 @@ def _close_stdout() -> None:
 @contextlib.contextmanager
 def _plain_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
-        warnings.showwarning = lambda message, *_, **__: print(
-            f"dask-image-ingest: warning: {message}", file=sys.stderr
-        )
+        warnings.showwarning = lambda message, *_, **__: _tell(f"warning: {message}")
         yield
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -166,6 +168,39 @@ def test_a_page_shows_what_is_told(copies, verb, tmp_path, capsys):
     html = page.read_text()
     assert ("Duplicate groups" if verb == "duplicates" else "quality.dark") in html
     assert "data:image/jpeg;base64," in html
+
+
+class Closed(io.TextIOBase):
+    """A pipe that nobody reads."""
+
+    asked = 0
+
+    def write(self, text):
+        self.asked += 1
+        raise BrokenPipeError(errno.EPIPE, "Broken pipe")
+
+
+@pytest.mark.filterwarnings("always:the first shard")
+def test_work_is_done_though_nobody_reads_what_is_printed(photos, tmp_path, monkeypatch):
+    """As in ``... 2>&1 | head -n 0``: files are written, and the status is that of the work."""
+    shard = tmp_path / "copies.tar"
+    shard.write_bytes(tar({"a.jpg": photos[1].encoded, "b.jpg": photos[1].encoded}))
+    for file, status, *command in (
+        ("quality.html", 0, "quality", "--html"),
+        ("duplicates.html", 1, "duplicates", "--html"),
+        ("gallery.html", 0, "gallery", "-o"),
+        ("indexes", 0, "index", "-o"),
+        ("out/{shard}.tar", 0, "export", "--json-field", "missing=string", "-o"),
+    ):
+        out, told = Closed(), Closed()
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", told)
+        verb, *options = command
+        assert cli.main([verb, str(shard), "--json", *options, str(tmp_path / file)]) == status
+        sys.stdout.close()  # in place of the pipe
+        assert (tmp_path / file.format(shard=0)).exists(), verb
+        assert out.asked, verb
+    assert told.asked  # the export warns that no sample has the field
 
 
 def test_a_collection_without_duplicates_is_fine(shards, capsys):
