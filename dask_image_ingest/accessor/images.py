@@ -38,7 +38,6 @@ from dask_image_ingest.ops import (
     make_batch_map,
     make_row_map,
     small_images,
-    waits,
 )
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
@@ -234,7 +233,8 @@ class Images(ABC, Generic[Frame, Series]):
             ``"list<float32[4]>"`` for any number of boxes, ``"list<string>"``; ``"struct<boxes:
             list<float32[4]>, name: string>"`` for dicts; ``"image"`` for arrays (height, width,
             channels) of uint8. A lazy frame needs its types before anything is computed. An output
-            replaces a column of its name.
+            replaces a column of its name, but not ``__key__``, ``__url__``, ``offset``, ``nbytes``
+            and ``error``, which say what a row is: drop these first.
         inputs
             The columns to pass to ``fn``, each as one argument, in this order; by default the image
             column alone. Numbers are passed as an array (n,), null floats as NaN. Lists are passed
@@ -315,11 +315,6 @@ class Images(ABC, Generic[Frame, Series]):
         >>> embedded.dtypes["embedding"]
         float32[3]
         """
-        if waits(fn):
-            raise ArgumentError(
-                "map_batches calls a function with one batch after the other, which need not be "
-                "async: map_rows waits for many calls at a time, each with one row"
-            )
         arguments, kept = self._inputs_and_kept(inputs, keep_image)
         return self._map_batches(
             make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept, errors)

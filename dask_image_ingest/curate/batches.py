@@ -1,4 +1,4 @@
-"""Columns computed from images of any shapes, batch by batch."""
+"""Columns computed from images of any shapes, batch by batch; and by functions of the user."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, backend_of, get_backend
+from dask_image_ingest.ops import BatchMap, MapBatches, make_batch_map
 
 # Copies of so many full-size images fit into memory beside a partition.
 _BATCH_SIZE = 32
@@ -20,14 +21,44 @@ _BATCH_SIZE = 32
 _GROUP_SIZE = 4
 
 
+def apply(frame: Any, batch_map: BatchMap) -> Any:
+    """The columns that a `BatchMap` keeps and makes; lazy if the frame is."""
+    if isinstance(frame, FrameBase):
+        return new_collection(MapBatches(frame.expr, batch_map))
+    return batch_map(frame)
+
+
+def map_images(
+    frame: Any,
+    function: Callable[..., Any],
+    outputs: Mapping[str, str],
+    batch_size: int,
+    image: str | None = None,
+    **of_function: Any,
+) -> Any:
+    """Add or replace columns that a function makes of an image column; keep all others.
+
+    ``image`` is the column, if the frame has several; ``of_function`` are fields of
+    `BatchFunction`.
+    """
+    inputs = [(frame.images if image is None else frame.images[image]).column]
+    columns = list(frame.columns)
+    return apply(
+        frame,
+        make_batch_map(function, outputs, batch_size, inputs, True, columns, **of_function),
+    )
+
+
 def in_batches(
     frame: Any,
+    called_by: str,
     function: Callable[..., Mapping[str, Any]],
     outputs: Mapping[str, str],
     **options: Any,
 ) -> Any:
     """Add or replace columns ``outputs``, which ``function`` computes from the images; keep these.
 
+    ``called_by`` is the public function, for errors.
     ``function(groups, backend, **options)`` takes a list of groups of images of one shape, uint8
     (n, height, width, channels), all of 1 or all of 3 channels. It returns an array or a list for
     each output: a value for each image, in order.
@@ -37,7 +68,7 @@ def in_batches(
     by_channels = functools.partial(
         _by_channels, function=function, backend=backend, options=options
     )
-    return frame.images.map_batches(by_channels, outputs, batch_size=_BATCH_SIZE, keep_image=True)
+    return map_images(frame, by_channels, outputs, _BATCH_SIZE, called_by=called_by, named=function)
 
 
 def _by_channels(

@@ -277,7 +277,14 @@ def compute_fingerprints(
         frame = _with_bytes(frame, storage_options)
     if not outputs:
         return frame
-    return in_batches(frame, _pixel_hashes, outputs, kinds=tuple(chosen), variants=variants)
+    return in_batches(
+        frame,
+        "compute_fingerprints",
+        _pixel_hashes,
+        outputs,
+        kinds=tuple(chosen),
+        variants=variants,
+    )
 
 
 def check_variants(variants: Any) -> tuple[Variant, ...]:

@@ -102,9 +102,41 @@ def row_ids(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
 
 def _hashable(column: pa.ChunkedArray, name: str) -> Any:
     if name == "offset":  # pandas casts integers to floats in an outer merge
-        return column.cast(pa.float64()).fill_null(-1).to_numpy()
+        return _cast(column, name, pa.float64()).fill_null(-1).to_numpy()
     # Keys may be strings in one partition and dictionary-encoded in another.
-    return column.cast(pa.string()).to_pandas().astype(object)
+    return _cast(column, name, pa.string()).to_pandas().astype(object)
+
+
+def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedArray:
+    """Cast a column.
+
+    Raises
+    ------
+    ArgumentError
+        If the type can't hold a value.
+    """
+    try:
+        return column.cast(type_)
+    except (pa.ArrowException, TypeError) as error:
+        raise ArgumentError(
+            f"the column {name!r} is of type {column.type}, and duplicates need one of {type_}: "
+            f"{error}"
+        ) from None
+
+
+def table_of(frame: Any) -> pa.Table:
+    """A partition in Arrow.
+
+    Raises
+    ------
+    ArgumentError
+        If a column mixes types.
+    """
+    try:
+        return backend_of(frame).to_arrow(frame)
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        reason = "; ".join(map(str, error.args))
+        raise ArgumentError(f"a column of the frame has no type of Arrow: {reason}") from error
 
 
 def join_columns(frame: Any, verdicts: JoinedColumns) -> Any:
@@ -326,13 +358,14 @@ class RowsToRank:
 def _rows_to_rank(
     frame: Any, hashes: Sequence[str], rank_by: Sequence[str], identity: Sequence[str]
 ) -> RowsToRank:
-    table = backend_of(frame).to_arrow(frame)
+    table = table_of(frame)
     has_hashes = pc.is_valid(table[hashes[0]])
     for name in hashes[1:]:
         has_hashes = pc.and_(has_hashes, pc.is_valid(table[name]))
     is_exact = pa.array(np.zeros(len(table), bool))
     if PDQ_QUALITY in table.column_names:
-        has_detail = pc.greater_equal(table[PDQ_QUALITY], _MIN_QUALITY)
+        quality = _cast(table[PDQ_QUALITY], PDQ_QUALITY, pa.float64())
+        has_detail = pc.greater_equal(quality, _MIN_QUALITY)
         has_hashes = pc.and_(has_hashes, pc.fill_null(has_detail, False))
         if _PIXELS in table.column_names:
             is_exact = pc.and_not(pc.is_valid(table[_PIXELS]), pc.fill_null(has_detail, True))
@@ -366,22 +399,22 @@ def sort_keys(table: pa.Table, rank_by: Sequence[str], identity: Sequence[str]) 
 def _sortable(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """An identity column as numbers or strings; URLs, which repeat, dictionary-encoded."""
     if name == "offset":  # pandas casts integers to floats in an outer merge
-        return column.cast(pa.int64())
+        return _cast(column, name, pa.int64())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return column
-    column = column.cast(pa.string())
+    column = _cast(column, name, pa.string())
     return column.dictionary_encode() if name == "__url__" else column
 
 
 def _words(column: pa.ChunkedArray, name: str) -> np.ndarray:
     """Hashes as hexadecimal digits → uint64 (n, words)."""
-    texts = column.to_pylist()
-    words = _words_of(name)
+    texts, words = column.to_pylist(), _words_of(name)
+    are_whole = all(isinstance(text, str) and len(text) == 16 * words for text in texts)
     try:
-        data = bytes.fromhex("".join(texts))
-    except (ValueError, TypeError):
+        data = bytes.fromhex("".join(texts)) if are_whole else b""
+    except ValueError:
         data = b""
-    if any(len(text) != 16 * words for text in texts) or len(data) != 8 * words * len(texts):
+    if len(data) != 8 * words * len(texts):
         raise ArgumentError(
             f"the column {name!r} has other values than compute_fingerprints() gives: strings of "
             f"{16 * words} hexadecimal digits"
@@ -397,7 +430,7 @@ def _words_of(name: str) -> int:
 def _as_number(table: pa.Table, name: str) -> pa.Array:
     """A column, or the area, as float64 without NaN."""
     if name == _AREA:
-        return pc.multiply(table["height"].cast(pa.float64()), table["width"].cast(pa.float64()))
+        return pc.multiply(*(_cast(table[side], side, pa.float64()) for side in _SOURCES[_AREA]))
     if name == _DETAIL:
         return _detail_of_picture(table)
     try:
@@ -418,9 +451,11 @@ def _detail_of_picture(table: pa.Table) -> pa.Array:
     prefers the larger of two soft images; the bits a pixel matter where all else is nearly equal.
     """
     area = _as_number(table, _AREA)
-    detail = pc.multiply(table["quality.detail"].cast(pa.float64()), pc.power(area, 0.575))
+    detail = _cast(table["quality.detail"], "quality.detail", pa.float64())
+    detail = pc.multiply(detail, pc.power(area, 0.575))
     if "nbytes" in table.column_names:
-        bits = pc.divide(pc.multiply(table["nbytes"].cast(pa.float64()), 8.0), area)
+        bits = _cast(table["nbytes"], "nbytes", pa.float64())
+        bits = pc.divide(pc.multiply(bits, 8.0), area)
         bits = pc.fill_null(pc.min_element_wise(bits, float(_MOST_BITS)), 1.0)
         detail = pc.multiply(detail, pc.power(bits, 0.05))
     return pc.if_else(pc.is_nan(detail), pa.scalar(None, pa.float64()), detail)

@@ -5,8 +5,15 @@ Lazy frames run the same functions on each partition.
 """
 
 from dask_image_ingest.ops.encoded_images import encode, encoded_images, small_images
-from dask_image_ingest.ops.map_batches import MapBatches, built, make_batch_map
-from dask_image_ingest.ops.map_rows import journaled, make_row_map, waits
+from dask_image_ingest.ops.inputs import InputColumn
+from dask_image_ingest.ops.map_batches import (
+    BatchMap,
+    MapBatches,
+    call_once,
+    make_batch_map,
+    unwrapped,
+)
+from dask_image_ingest.ops.map_rows import journaled, make_row_map
 from dask_image_ingest.ops.stack import (
     add_levels,
     count_levels,
@@ -19,9 +26,11 @@ from dask_image_ingest.ops.stack import (
 )
 
 __all__ = [
+    "BatchMap",
+    "InputColumn",
     "MapBatches",
     "add_levels",
-    "built",
+    "call_once",
     "count_levels",
     "encode",
     "encoded_images",
@@ -34,6 +43,6 @@ __all__ = [
     "small_images",
     "stack",
     "statistics",
+    "unwrapped",
     "vectors",
-    "waits",
 ]

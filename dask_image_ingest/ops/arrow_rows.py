@@ -17,8 +17,24 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_list, is_value, tensor_array, tensor_type
 
-# Casts numbers to a dtype, on the host; raises an ArgumentError if it can't hold one.
+# Casts numbers to a dtype, on the host; raises a ResultError if it can't hold one.
 Numbers = Callable[[Any, np.dtype], np.ndarray]
+
+
+class ResultError(ArgumentError):
+    """A function's result does not fit its outputs.
+
+    Parameters
+    ----------
+    gave
+        The result, and what is wrong with it.
+    advice
+        The rest of the sentence, for functions whose outputs are the argument ``outputs=``.
+    """
+
+    def __init__(self, gave: str, advice: str = "") -> None:
+        super().__init__(f"map_batches: the function gave {gave}{advice}")
+        self.gave = gave
 
 
 def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType, numbers: Numbers) -> pa.Array:
@@ -26,7 +42,7 @@ def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType, numbers: Numb
 
     Raises
     ------
-    ArgumentError
+    ResultError
         Naming the output ``name``, if a row has not the type.
     """
     if (tensors := tensor_type(type_)) is not None:
@@ -51,9 +67,9 @@ def _tensor(name: str, row: Any, type_: pa.FixedShapeTensorType, numbers: Number
         return None
     array = numbers(row, np.dtype(type_.value_type.to_pandas_dtype()))
     if array.shape != tuple(type_.shape):
-        raise ArgumentError(
-            f"map_batches: the function gave an array of shape {array.shape} in {name!r}, and "
-            f"outputs= says {tuple(type_.shape)}"
+        raise ResultError(
+            f"an array of shape {array.shape} in {name!r}",
+            f", and outputs= says {tuple(type_.shape)}",
         )
     return array
 
@@ -119,9 +135,8 @@ def _structs(
     return pa.StructArray.from_arrays(fields, fields=list(type_), mask=mask)
 
 
-def _misfit(name: str, rows: Sequence[Any], type_: pa.DataType, why: str = "") -> ArgumentError:
+def _misfit(name: str, rows: Sequence[Any], type_: pa.DataType, why: str = "") -> ResultError:
     some = rows[0] if len(rows) == 1 else list(rows)
-    return ArgumentError(
-        f"map_batches: the function gave {shown(some)} in {name!r}, and outputs= says {type_} for "
-        f"each image{why}"
+    return ResultError(
+        f"{shown(some)} in {name!r}", f", and outputs= says {type_} for each image{why}"
     )

@@ -6,6 +6,7 @@ Instances of a user's class, such as models, are kept between partitions.
 from __future__ import annotations
 
 import functools
+import inspect
 import logging
 import os
 import threading
@@ -26,6 +27,7 @@ from dask_image_ingest.errors import (
     MissingDependencyError,
 )
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
+from dask_image_ingest.ops.arrow_rows import ResultError
 from dask_image_ingest.ops.inputs import InputColumn, input_columns, rows_with_images
 from dask_image_ingest.ops.outputs import (
     checked_images,
@@ -41,9 +43,46 @@ from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 logger = logging.getLogger("dask_image_ingest")
 
 
-def built(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function itself; for a class, this process's cached instance, as in ``map_batches``."""
-    return BatchFunction(function).get()
+def unwrapped(function: Any) -> Any:
+    """The function or class of a ``functools.partial``; anything else itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def call_once(
+    function: Callable[..., Any], called_by: str, method: str, argument: Any, what: str
+) -> Any:
+    """Call a method of a function, or of this process's instance of a class, in this process.
+
+    Parameters
+    ----------
+    function
+        As for ``map_batches``.
+    called_by
+        The function of this package that calls it, for errors.
+    method
+        The name of the method.
+    argument
+        Its argument.
+    what
+        The argument in errors.
+
+    Raises
+    ------
+    FunctionError
+        If it fails.
+    """
+    model = BatchFunction(function, called_by, method=method)
+    call = model.get()
+    try:
+        return call(argument)
+    except (FunctionError, MissingDependencyError):
+        raise
+    except Exception as error:
+        raise FunctionError(
+            f"{called_by}: {model.name} fails for {what}: {type(error).__name__}: {error}"
+        ) from error
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,6 +91,10 @@ class BatchFunction:
 
     function: Callable[..., Any]
     called_by: str = "map_batches"  # the method, for errors
+    returns: str = ""  # what the function has to return, if the method has no outputs=
+    named: Callable[..., Any] | None = None  # what errors name, if it is in the function
+    method: str = "__call__"  # of the function or instance, that is called with the batches
+    noun: str = "images"  # what a batch has
     token: str = field(init=False)
     code: Mapping[str, str] = field(init=False, repr=False)
 
@@ -72,13 +115,11 @@ class BatchFunction:
     @property
     def name(self) -> str:
         """Name in errors."""
-        function = self.function
-        while isinstance(function, functools.partial):
-            function = function.func
+        function = unwrapped(self.function if self.named is None else self.named)
         return getattr(function, "__qualname__", type(function).__name__)
 
     def get(self) -> Callable[..., Any]:
-        """The function, or this process's instance of the class.
+        """The function, or that of this process's instance of the class.
 
         Raises
         ------
@@ -87,13 +128,12 @@ class BatchFunction:
             instantiated.
         """
         refuse_other_code(f"{self.called_by}()", self.code)
-        factory = self.function
-        while isinstance(factory, functools.partial):
-            factory = factory.func
-        if not isinstance(factory, type):
-            return self.function
         try:
-            return models.get(self.token, self.function)
+            instance = self.function
+            if isinstance(unwrapped(self.function), type):
+                instance = models.get(self.token, self.function)
+            called: Callable[..., Any] = getattr(instance, self.method)
+            return called
         except DaskImageIngestError:
             raise
         except Exception as error:
@@ -107,24 +147,29 @@ class BatchFunction:
     ) -> FunctionError:
         """The error to raise if a call fails, naming the rows."""
         one_of = "one of " if len(rows) > 1 else ""
+        which = f"{one_of}{_rows_text(frame, rows, self.noun)}"
         return FunctionError(
-            f"{self.called_by}: {self.name} fails for {one_of}{_rows_text(frame, rows)}: "
-            f"{type(error).__name__}: {error}{tries}"
+            f"{self.called_by}: {self.name} fails for {which}: {type(error).__name__}: "
+            f"{error}{tries}"
         )
 
     def reason(self, error: BaseException) -> str:
         """Reason in the column `error` of a row for which a call fails."""
         return without_secrets(f"function-failed: {self.name}: {type(error).__name__}: {error}")
 
-    def wrong_result(self, error: ArgumentError, frame: Any, rows: Sequence[int]) -> ArgumentError:
-        """The error to raise if the result does not match ``outputs=``, naming the rows."""
+    def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
+        """The error to raise if the result does not match the outputs, naming the rows."""
+        called = f"called with {_rows_text(frame, rows, self.noun)})"
+        if self.returns:
+            return ArgumentError(
+                f"{self.called_by}: {self.name} gave {error.gave}: it has to give {self.returns} "
+                f"({called}"
+            )
         text = str(error).replace("map_batches: ", f"{self.called_by}: ", 1)
-        return ArgumentError(
-            f"{text} (the function is {self.name}, called with {_rows_text(frame, rows)})"
-        )
+        return ArgumentError(f"{text} (the function is {self.name}, {called}")
 
 
-def _rows_text(frame: Any, rows: Sequence[int]) -> str:
+def _rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
     """Describe a row, or the first and the last of some rows, for errors."""
     ends = list(dict.fromkeys([rows[0], rows[-1]]))
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
@@ -135,7 +180,7 @@ def _rows_text(frame: Any, rows: Sequence[int]) -> str:
         )
         for sample in samples
     ] or [f"row {row} of a partition" for row in ends]
-    return texts[0] if len(rows) == 1 else f"{len(rows)} images, from {' to '.join(texts)}"
+    return texts[0] if len(rows) == 1 else f"{len(rows)} {noun}, from {' to '.join(texts)}"
 
 
 # More than the models of one query. In a notebook, each edit of a class adds another model with its
@@ -235,6 +280,15 @@ class MapBatches(AppendsColumns, PreservesRows):
         return type(parent)(narrower, *parent.operands[1:])
 
 
+# Columns that say which sample a row is, and why it has no image: no output replaces them.
+_OF_ROWS = {
+    "__key__": "which sample a row is",
+    "__url__": "in which shard a row's sample is",
+    "offset": "where a row's image is",
+    "nbytes": "where a row's image is",
+    "error": "why a row has no image",
+}
+
 #: What becomes of a row for which the function fails.
 FunctionErrors: TypeAlias = Literal["raise", "null"]
 
@@ -270,15 +324,19 @@ class BatchMap:
 
     def __call__(self, frame: Any) -> Any:
         """Map a pandas or cuDF frame: its kept columns and the outputs."""
-        rows = list(range(len(frame)))
-        if self.skip_missing:
-            rows = rows_with_images(frame, self.inputs)
+        rows, columns = self.arguments(frame)
         if not rows:
             return self.meta(frame)
-        columns = input_columns(frame, self.inputs, rows)
         results, done, failures = self._results(frame, rows, columns)
         self._log(failures, frame, len(rows))
         return self._assemble(frame, results, done, failures)
+
+    def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
+        """The rows that the function gets, and the columns of its arguments in these."""
+        rows = list(range(len(frame)))
+        if self.skip_missing:
+            rows = rows_with_images(frame, self.inputs)
+        return rows, input_columns(frame, self.inputs, rows) if rows else []
 
     def _results(
         self, frame: Any, rows: Sequence[int], columns: Sequence[InputColumn]
@@ -329,7 +387,7 @@ class BatchMap:
             raise self._failure(error, frame, batch) from error
         try:
             return list(self._check(result, len(batch), backend))
-        except ArgumentError as error:
+        except ResultError as error:
             wrong = self._wrong_row(result, len(batch), backend)
             row, found = wrong or (slice(None), error)
             raise self.function.wrong_result(found, frame, batch[row]) from error
@@ -346,7 +404,7 @@ class BatchMap:
         """Log how many rows failed."""
         if failures:
             row, reason = next(iter(failures.items()))
-            first = _rows_text(frame, [row])
+            first = _rows_text(frame, [row], self.function.noun)
             logger.warning(
                 "%s: %d of %d rows failed, first %s: %s",
                 self.function.called_by, len(failures), count, first, reason,
@@ -385,15 +443,16 @@ class BatchMap:
         """The outputs of one call by name, checked."""
         if not isinstance(result, Mapping):
             if len(self.outputs) != 1:
-                raise ArgumentError(
-                    f"map_batches: the function gave one {type(result).__name__} for the "
-                    f"{len(self.outputs)} outputs {', '.join(self.outputs)}: give a dict of arrays"
+                raise ResultError(
+                    f"one {type(result).__name__} for the {len(self.outputs)} outputs "
+                    f"{', '.join(self.outputs)}",
+                    ": give a dict of arrays",
                 )
             result = {next(iter(self.outputs)): result}
         if result.keys() != self.outputs.keys():
-            raise ArgumentError(
-                f"map_batches: the function gave {', '.join(map(repr, result)) or 'nothing'}, and "
-                f"outputs= names {', '.join(map(repr, self.outputs))}"
+            raise ResultError(
+                f"a dict of {', '.join(map(repr, result)) or 'nothing'}",
+                f", and outputs= names {', '.join(map(repr, self.outputs))}",
             )
         for name, values in result.items():
             if self.outputs[name] == IMAGE:
@@ -403,10 +462,10 @@ class BatchMap:
 
     def _wrong_row(
         self, result: Any, count: int, backend: Backend
-    ) -> tuple[slice, ArgumentError] | None:
+    ) -> tuple[slice, ResultError] | None:
         """The first row with wrong outputs, and its error; None if all rows are wrong."""
         outputs = result if isinstance(result, Mapping) else {next(iter(self.outputs)): result}
-        errors: list[ArgumentError | None] = []
+        errors: list[ResultError | None] = []
         for row in range(count):
             one = slice(row, row + 1)
             try:
@@ -415,7 +474,7 @@ class BatchMap:
                 of_row = {name: values[one] for name, values in outputs.items()}
                 list(self._check(of_row, 1, backend))
                 errors.append(None)
-            except ArgumentError as error:
+            except ResultError as error:
                 errors.append(error)
             except Exception:  # a result that has no rows
                 return None
@@ -470,17 +529,26 @@ def make_batch_map(
     skip_missing: bool,
     columns: Sequence[str],
     errors: FunctionErrors = "raise",
-    called_by: str = "map_batches",
+    **of_function: Any,
 ) -> BatchMap:
     """Check the arguments of ``map_batches``, and build a `BatchMap` that keeps ``columns``.
+
+    ``of_function`` are fields of `BatchFunction`.
 
     Raises
     ------
     ArgumentError
     """
+    batch_function = BatchFunction(function, **of_function)
+    called_by = batch_function.called_by
     if not _makes_callables(function) if isinstance(function, type) else not callable(function):
         raise ArgumentError(
             f"{called_by} needs a function, or a class with a method __call__, not {function!r}"
+        )
+    if waits(function) and called_by != "map_rows":
+        raise ArgumentError(
+            f"{called_by} calls a function with one batch after the other, which need not be "
+            "async: map_rows waits for many calls at a time, each with one row"
         )
     if not isinstance(outputs, Mapping) or not outputs:
         raise ArgumentError(
@@ -496,9 +564,24 @@ def make_batch_map(
             "errors='null' writes its reasons to the column 'error', which outputs= names too: "
             "choose another name for the output"
         )
-    batch_function = BatchFunction(function, called_by)
+    replaced = [name for name in types if name in _OF_ROWS and name in columns]
+    if replaced:
+        raise ArgumentError(
+            f"{called_by}: an output {replaced[0]!r} would replace the column that says "
+            f"{_OF_ROWS[replaced[0]]}: "
+            "choose another name, or drop the column first"
+        )
     kept = tuple(name for name in columns if name not in types)
     return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept, errors)
+
+
+def waits(function: Any) -> bool:
+    """True for an ``async def`` function, and for a class or object whose calls are such."""
+    function = unwrapped(function)
+    if isinstance(function, type) or not inspect.isroutine(function):
+        kind = function if isinstance(function, type) else type(function)
+        function = getattr(kind, "__call__", None)  # noqa: B004 - the method itself
+    return inspect.iscoroutinefunction(function)
 
 
 def _makes_callables(class_: type) -> bool:

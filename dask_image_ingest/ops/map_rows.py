@@ -31,10 +31,15 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, backend_of, get_backend
+from dask_image_ingest.ops.arrow_rows import ResultError
 from dask_image_ingest.ops.inputs import InputColumn
-from dask_image_ingest.ops.map_batches import BatchMap, make_batch_map, may_be_of_a_row
+from dask_image_ingest.ops.map_batches import (
+    BatchMap,
+    make_batch_map,
+    may_be_of_a_row,
+    waits,
+)
 from dask_image_ingest.ops.outputs import checked_images, value_array
 from dask_image_ingest.storage import STAGING, OutputStore
 from dask_image_ingest.user_functions import stable_token
@@ -199,7 +204,7 @@ class RowMap(BatchMap):
     def _reason(self, failed: _Failed, frame: Any, row: int) -> str:
         """The reason in `error`; raises if the failure costs more than the row."""
         error = failed.error
-        if isinstance(error, _WrongResultError) and isinstance(error.__cause__, ArgumentError):
+        if isinstance(error, _WrongResultError) and isinstance(error.__cause__, ResultError):
             raise self.function.wrong_result(error.__cause__, frame, [row]) from error.__cause__
         if not isinstance(error, (Exception, asyncio.CancelledError)):
             raise error
@@ -233,7 +238,7 @@ class RowMap(BatchMap):
                 else value_array(name, values[name], type_)
                 for name, type_ in self.outputs.items()
             ]
-        except ArgumentError as error:
+        except ResultError as error:
             raise _WrongResultError from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
@@ -246,9 +251,9 @@ class RowMap(BatchMap):
             return {names[0]: result}
         if result is None:
             return dict.fromkeys(names)
-        raise ArgumentError(
-            f"map_rows: the function gave {type(result).__name__} for the outputs "
-            f"{', '.join(map(repr, names))}: give a dict of these, or None"
+        raise ResultError(
+            f"{type(result).__name__} for the outputs {', '.join(map(repr, names))}",
+            ": give a dict of these, or None",
         )
 
     def _columns(self, batches: Sequence[pa.RecordBatch]) -> dict[str, list[Any]]:
@@ -284,16 +289,6 @@ async def _called(function: Callable[..., Any], arguments: list[Any], calls: _Ca
     call = functools.partial(function, *arguments)
     result = await calls.loop.run_in_executor(calls.threads, call)
     return await result if inspect.isawaitable(result) else result
-
-
-def waits(function: Any) -> bool:
-    """True for an ``async def`` function, and for a class or object whose calls are such."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    if isinstance(function, type) or not inspect.isroutine(function):
-        kind = function if isinstance(function, type) else type(function)
-        function = getattr(kind, "__call__", None)  # noqa: B004 - the method itself
-    return inspect.iscoroutinefunction(function)
 
 
 def _npy(image: np.ndarray | None) -> bytes | None:

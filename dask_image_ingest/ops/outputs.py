@@ -26,7 +26,7 @@ from dask_image_ingest.frames import (
     parse_type,
     tensor_type,
 )
-from dask_image_ingest.ops.arrow_rows import arrow_rows
+from dask_image_ingest.ops.arrow_rows import ResultError, arrow_rows
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -77,7 +77,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
 
     Raises
     ------
-    ArgumentError
+    ResultError
         If there is not one value for each image, or the type cannot hold a value.
     """
     if _is_text_or_bytes(type_):
@@ -91,6 +91,8 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     dtype, shape = _item(type_)
     array = _numbers(name, values, dtype, backend)
     _check_count(name, array.shape, count)
+    if not shape and array.shape[1:] == (1,):  # as a layer of one output gives
+        array = array[:, 0]
     if array.ndim != 1 + len(shape) or any(
         wanted not in (None, given) for wanted, given in zip(shape, array.shape[1:], strict=True)
     ):
@@ -102,10 +104,10 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
             else "a number"
         )
         type_name = f"{dtype}" if array.ndim == 1 else f"list<{dtype}>"
-        raise ArgumentError(
-            f"map_batches: the function gave {name!r} of shape {array.shape}, and outputs= says "
-            f"that it is {item} for each image"
-            + (f": say outputs={{{name!r}: {type_name!r}}}" if array.ndim in (1, 2) else "")
+        advice = f": say outputs={{{name!r}: {type_name!r}}}" if array.ndim in (1, 2) else ""
+        raise ResultError(
+            f"{name!r} of shape {array.shape}",
+            f", and outputs= says that it is {item} for each image{advice}",
         )
     _check_exact(name, array, dtype, backend, is_vector=bool(shape))
     return backend.numpy.asarray(array.astype(dtype, copy=False))
@@ -116,7 +118,7 @@ def value_array(name: str, value: Any, type_: pa.DataType) -> pa.Array:
 
     Raises
     ------
-    ArgumentError
+    ResultError
         If the type cannot hold it.
     """
     host = get_backend("pandas")
@@ -187,18 +189,18 @@ def _length(value: Any) -> int | None:
     return len(value) if hasattr(value, "__len__") else None
 
 
-def _not_rows(values: Any, type_: pa.DataType) -> ArgumentError:
-    return ArgumentError(
-        f"map_batches: the function gave {shown(values)}, and outputs= says {type_}: give a list "
-        "with one value for each image"
+def _not_rows(values: Any, type_: pa.DataType) -> ResultError:
+    return ResultError(
+        shown(values),
+        f", and outputs= says {type_}: give a list with one value for each image",
     )
 
 
 def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
     if not shape or shape[0] != count:
-        raise ArgumentError(
-            f"map_batches: the function gave {name!r} of shape {shape} for a batch of {count} "
-            "images; the first axis must have one value for each"
+        raise ResultError(
+            f"{name!r} of shape {shape} for a batch of {count}",
+            "; the first axis must have one value for each",
         )
 
 
@@ -208,9 +210,9 @@ def _check_exact(
     lossy = first_lossy(values, dtype, backend.numpy)
     if lossy is not None:
         other = f"list<{values.dtype}>" if is_vector else values.dtype
-        raise ArgumentError(
-            f"map_batches: the function gave {lossy} in {name!r}, which {dtype} can't hold: say "
-            f"outputs={{{name!r}: '{other}'}}, or give values that it can"
+        raise ResultError(
+            f"{lossy} in {name!r}, which {dtype} can't hold",
+            f": say outputs={{{name!r}: '{other}'}}, or give values that it can",
         )
 
 
@@ -219,7 +221,7 @@ def _cast(name: str, values: Any, dtype: np.dtype) -> np.ndarray:
 
     Raises
     ------
-    ArgumentError
+    ResultError
     """
     host = get_backend("pandas")
     is_list = isinstance(values, (list, tuple))
@@ -235,20 +237,19 @@ def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
 
     Raises
     ------
-    ArgumentError
+    ResultError
     """
     kind = "strings" if is_text(type_) else "bytes"
     if isinstance(values, (str, bytes, set, frozenset)) or not hasattr(values, "__iter__"):
-        raise ArgumentError(
-            f"map_batches: the function gave {shown(values)} as {name!r}: give a list of {kind}, "
-            "one for each image"
+        raise ResultError(
+            f"{shown(values)} as {name!r}", f": give a list of {kind}, one for each image"
         )
     values = values.tolist() if hasattr(values, "tolist") else list(values)
     if not _have_type(values, type_):
         other = next(value for value in values if not _have_type([value], type_))
-        raise ArgumentError(
-            f"map_batches: the function gave {shown(other)} in {name!r}: outputs= says {kind}; "
-            "give these, or say another type"
+        raise ResultError(
+            f"{shown(other)} in {name!r}",
+            f": outputs= says {kind}; give these, or say another type",
         )
     return values
 
@@ -266,7 +267,7 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
 
     Raises
     ------
-    ArgumentError
+    ResultError
     """
     if values is None or isinstance(values, (str, bytes)):
         raise _not_numbers(name, values)
@@ -283,10 +284,10 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
     return array
 
 
-def _not_numbers(name: str, values: Any) -> ArgumentError:
-    return ArgumentError(
-        f"map_batches: the function gave {shown(values)} as {name!r}, which is no array of "
-        "numbers: give a number for each image, or for each a vector, all of one length"
+def _not_numbers(name: str, values: Any) -> ResultError:
+    return ResultError(
+        f"{shown(values)} as {name!r}, which is no array of numbers",
+        ": give a number for each image, or for each a vector, all of one length",
     )
 
 
@@ -386,7 +387,7 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
 
     Raises
     ------
-    ArgumentError
+    ResultError
     """
     if isinstance(values, np.ndarray) and values.dtype == object and values.ndim == 1:
         values = list(values)
@@ -400,10 +401,10 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
         fits = batch.ndim == 4 and len(batch) == count
         images = list(batch) if fits else []
     if not fits:
-        raise ArgumentError(
-            f"map_batches: the function gave {given} as the images {name!r} of a batch of {count}: "
-            "give an array (n, height, width, channels), or a list of arrays (height, width, "
-            f"channels){advice}"
+        raise ResultError(
+            f"{given} as the images {name!r} of a batch of {count}",
+            ": give an array (n, height, width, channels), or a list of arrays (height, width, "
+            f"channels){advice}",
         )
     for image in images:
         if image is None:
@@ -411,10 +412,10 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
         has_values = image.dtype in VALUE_TYPES.values()
         if image.ndim != 3 or not has_values or not image.size:
             cast = "" if has_values else "; image.clip(0, 255).astype('uint8') makes them"
-            raise ArgumentError(
-                f"map_batches: the function gave an image of shape {image.shape} and type "
-                f"{image.dtype} in {name!r}: images are (height, width, channels) of uint8, uint16 "
-                f"or float32, with a pixel at least{cast}{_gray_advice(image.ndim == 2)}"
+            raise ResultError(
+                f"an image of shape {image.shape} and type {image.dtype} in {name!r}",
+                ": images are (height, width, channels) of uint8, uint16 or float32, with a pixel "
+                f"at least{cast}{_gray_advice(image.ndim == 2)}",
             )
     return images
 

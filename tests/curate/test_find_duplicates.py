@@ -521,3 +521,34 @@ def test_a_frame_without_what_it_needs_is_refused(collection, random):
     table["fingerprint.pdq"] = "no hash"
     with pytest.raises(dii.ArgumentError, match="64 hexadecimal digits"):
         find_duplicates(table)
+
+
+@pytest.mark.parametrize(
+    ("column", "values", "options"),
+    [
+        ("fingerprint.pdq", [1, 2], {}),
+        ("fingerprint.pdq", [1.5, 2.5], {}),
+        ("fingerprint.pdq", [True, False], {}),
+        ("fingerprint.pdq", [b"x", b"y"], {}),
+        ("fingerprint.pdq", ["a" * 63, "a" * 65], {}),
+        ("fingerprint.pdq", ["g" * 64, "a" * 64], {}),
+        ("fingerprint.bytes", [1, 2], {"by": "bytes"}),
+        ("fingerprint.pixels", [None, 2], {"by": "pixels"}),
+        ("fingerprint.pdq_quality", ["good", "bad"], {}),
+        ("height", ["tall", "low"], {"keep": "largest"}),
+        ("nbytes", [[1], [2]], {"keep": "best"}),
+        ("quality.blur", ["much", "little"], {"keep": "quality.blur"}),
+        ("quality.blur", [1, "little"], {"keep": "quality.blur"}),
+        ("offset", ["first", "second"], {}),
+        ("offset", [0.5, 1.5], {}),
+    ],
+)
+def test_a_column_of_another_type_is_refused_in_our_own_words(column, values, options):
+    frame = pd.DataFrame(
+        {"__key__": ["a", "b"], "__url__": "s.tar", "fingerprint.pdq": ["0" * 64] * 2}
+        | {"height": [1, 2], "width": [1, 2], "quality.detail": [1.0, 2.0]}
+    )
+    frame[column] = values
+    for given in (frame, dd.from_pandas(frame, npartitions=1)):
+        with pytest.raises(dii.ArgumentError, match=column):
+            find_duplicates(given, **{"keep": "first", **options})

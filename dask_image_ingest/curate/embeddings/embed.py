@@ -4,24 +4,39 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, is_column, list_of_names, shown
+from dask_image_ingest.curate.batches import apply, map_images
+from dask_image_ingest.curate.embeddings.models import Head
 from dask_image_ingest.curate.embeddings.vectors import (
+    as_numbers,
     check_vectors,
     from_vectors,
     has_direction,
     on_host,
     to_device_of,
+    vector_map,
 )
-from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import Frame
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import HEADERS, LOCATION_COLUMNS, Frame
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of
-from dask_image_ingest.ops import MapBatches, built, make_batch_map
+from dask_image_ingest.frames import backend_of, image_columns
+from dask_image_ingest.ops import BatchMap, InputColumn, call_once, make_batch_map, unwrapped
+
+# Columns of a read that embeddings don't replace.
+_OF_READS = ("__key__", *LOCATION_COLUMNS, *HEADERS, "error")
+
+# What a model returns, for errors.
+_VECTORS = "an array (n, d) of numbers, a vector for each"
+_NUMBERS = "an array (n,), a number for each"
+
+# Beyond it, the softmax is 0 and 1 for any two float32 cosines.
+_MOST_SCALE = 1e9
 
 
 def embed(
@@ -43,7 +58,8 @@ def embed(
         ``functools.partial`` of one, is instantiated once in each worker process, and the instance
         is called with the batches; :func:`open_clip_model` and :func:`transformers_model` are such.
     column
-        The name of the new column.
+        The name of the new column, which is none of the images', and none that a read has for every
+        image, such as ``__key__`` or ``height``.
     batch_size
         Images in a batch, at most.
 
@@ -57,7 +73,8 @@ def embed(
     Raises
     ------
     ArgumentError
-        If the frame has no images; when computed, if the model's result is not (n, d).
+        If the frame has no images, or ``column`` is reserved; when computed, if the model's result
+        is not (n, d).
     FunctionError
         When computed, if the model fails.
     MissingDependencyError
@@ -72,10 +89,29 @@ def embed(
       __key__                color
     0    0000  [0.555..., 0.414...
     """
-    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    return frame.images.map_batches(
-        model, {column: "list<float32>"}, batch_size=batch_size, keep_image=True
-    )
+    _check_output(frame, column)
+    outputs = {column: "list<float32>"}
+    return map_images(frame, model, outputs, batch_size, called_by="embed", returns=_VECTORS)
+
+
+def _check_output(frame: Any, column: Any) -> None:
+    """Check the name of a new column of vectors.
+
+    Raises
+    ------
+    ArgumentError
+        If it is that of a column which must stay.
+    """
+    meta = frame._meta if isinstance(frame, FrameBase) else frame
+    check_frame(meta)
+    if not isinstance(column, str):
+        raise ArgumentError(f"column={shown(column)}: pass the name of the new column")
+    reserved = {*image_columns(meta), *(name for name in _OF_READS if name in meta.columns)}
+    if column in reserved:
+        raise ArgumentError(
+            f"column={column!r} would replace the column of this name, of the images or of their "
+            "read: choose another name"
+        )
 
 
 def compute_scores(
@@ -92,27 +128,33 @@ def compute_scores(
     frame
         A dask, pandas or cuDF dataframe with a column of vectors, or of images.
     head
-        A :class:`Head`, or a function that takes the column's vectors (n, d), NumPy or CuPy, and
-        returns (n,); or a mapping of names to several of these. For images, a function or a class
-        as for :func:`embed` that returns (n,), such as :func:`nsfw_model`.
+        A :class:`Head`, or a function that takes vectors (n, d) of the column, NumPy or CuPy, and
+        returns (n,); or a mapping of names to several of these. It gets copies, and may be a class
+        as for :func:`embed`. For images, a function or a class as for :func:`embed` that returns
+        (n,), such as :func:`nsfw_model`.
     column
         The column of vectors or images. Heads trained on vectors of length one, such as those for
         CLIP, need the same here: :func:`open_clip_model` and :func:`transformers_model` return such
         vectors.
     batch_size
-        Images in a batch, at most.
+        Images or vectors in a batch, at most.
 
     Returns
     -------
     dataframe
         ``frame`` with a column ``score``, or ``score.<name>`` for each name, float32, added or
-        replaced; null where there is no vector. Lazy if ``frame`` is.
+        replaced; null where there is no vector or image, and where the function gives None or NaN.
+        Lazy if ``frame`` is.
 
     Raises
     ------
     ArgumentError
         If a column is missing; when computed, if the function does not return a number for each
-        vector.
+        vector, or a head takes vectors of another length.
+    FunctionError
+        When computed, if the function fails.
+    MissingDependencyError
+        When computed, if a library of a model is not installed where it runs.
 
     Examples
     --------
@@ -124,21 +166,25 @@ def compute_scores(
     """
     check_vectors(frame, column)
     heads = head if isinstance(head, Mapping) else {"": head}
-    for name, function in heads.items():
-        if not (isinstance(name, str) and callable(function)):
-            raise ArgumentError(
-                f"head={shown(head)}: pass a function or a Head, or several by their names"
-            )
+    are_functions = all(isinstance(name, str) and callable(heads[name]) for name in heads)
+    if not heads or not are_functions:
+        raise ArgumentError(
+            f"head={shown(head)}: pass a function or a Head, or several by their names"
+        )
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     of_images = backend_of(meta).is_images(meta.dtypes[column])
+    options: dict[str, str] = {"called_by": "compute_scores", "returns": _NUMBERS}
     for name, function in heads.items():
         title = f"score.{name}" if name else "score"
+        outputs = {title: "float32"}
+        if title == column:
+            raise ArgumentError(f"the column {title!r} would be made of itself: rename it first")
         if of_images:
-            frame = frame.images[column].map_batches(
-                function, {title: "float32"}, batch_size=batch_size, keep_image=True
-            )
+            frame = map_images(frame, function, outputs, batch_size, column, **options)
             continue
-        frame = from_vectors(frame, (column,), title, function)
+        length = function.length if isinstance(function, Head) else None
+        scores = vector_map(frame, column, length, function, outputs, batch_size, **options)
+        frame = apply(frame, scores)
     return frame
 
 
@@ -217,7 +263,7 @@ def embed_texts(
     texts
         The column of strings.
     column
-        The name of the new column.
+        The name of the new column, as for :func:`embed`.
     batch_size
         Texts in a batch, at most.
 
@@ -230,7 +276,8 @@ def embed_texts(
     Raises
     ------
     ArgumentError
-        If the column is missing; when computed, if the model's result is not (n, d).
+        If the column is missing, ``column`` is reserved, or the model has no method ``texts``; when
+        computed, if the model's result is not (n, d).
     FunctionError
         When computed, if the model fails.
 
@@ -247,29 +294,55 @@ def embed_texts(
       __key__  similarity
     0    0000         0.8
     """
-    check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    if not is_column(texts, frame.columns):
-        raise ArgumentError(f"texts={shown(texts)}: the frame has no such column")
-    function = functools.partial(_embed_batch, model=model)
-    outputs = {column: "list<float32>"}
-    batches = make_batch_map(function, outputs, batch_size, [texts], True, list(frame.columns))
-    if isinstance(frame, FrameBase):
-        return new_collection(MapBatches(frame.expr, batches))
-    return batches(frame)
+    _check_output(frame, column)
+    if not is_column(texts, frame.columns) or texts == column:
+        raise ArgumentError(f"texts={shown(texts)}: pass another column of the frame than column=")
+    _check_text_model(model)
+    embedded = make_batch_map(
+        model,
+        {column: "list<float32>"},
+        batch_size,
+        [texts],
+        True,
+        list(frame.columns),
+        called_by="embed_texts",
+        noun="texts",
+        returns=_VECTORS,
+        method="texts",
+    )
+    return apply(frame, TextMap(**vars(embedded)))
 
 
-def _embed_batch(texts: list[Any], model: Callable[..., Any]) -> Any:
-    return _text_model(model).texts(["" if text is None else str(text) for text in texts])
+@dataclass(frozen=True)
+class TextMap(BatchMap):
+    """``map_batches`` of a column of texts, in which null is the empty text."""
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return (*super().__dask_tokenize__(), "texts")
+
+    def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
+        """All rows, and their texts."""
+        rows, columns = super().arguments(frame)
+        texts = [[_text(value) for value in column.values] for column in columns]
+        return rows, [*map(InputColumn, texts)]
 
 
-def _text_model(model: Callable[..., Any]) -> Any:
-    instance = built(model)
-    if not callable(getattr(instance, "texts", None)):
+def _text(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _check_text_model(model: Any) -> None:
+    """Check that a model, or the class of one, embeds texts.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if not callable(getattr(unwrapped(model), "texts", None)):
         raise ArgumentError(
             f"model={shown(model)} has no method texts: pass one that embeds texts, too, such as "
             "open_clip_model() gives"
         )
-    return instance
 
 
 def classify(
@@ -314,6 +387,8 @@ def classify(
     ArgumentError
         If the column is missing, ``names`` has fewer than two or a repeated one, or the model has
         no method ``texts``; when computed, if the vectors differ in length.
+    FunctionError
+        If the model fails.
 
     Examples
     --------
@@ -328,32 +403,43 @@ def classify(
         raise ArgumentError(f"names={shown(names)}: pass at least two, each once")
     if not isinstance(prompt, str) or "{}" not in prompt:
         raise ArgumentError(f"prompt={shown(prompt)}: pass a text with {{}} for the name")
-    if not isinstance(scale, (int, float, np.number)) or not np.isfinite(scale):
-        raise ArgumentError(f"scale={shown(scale)}: pass a number, 100 for CLIP")
-    vectors = model
-    if callable(model):
-        vectors = _text_model(model).texts([prompt.format(name) for name in chosen])
-    if hasattr(vectors, "detach"):
-        vectors = vectors.detach().cpu()
-        vectors = vectors.float() if hasattr(vectors, "float") else vectors
-    try:
-        vectors = np.array(on_host(vectors) if hasattr(vectors, "get") else vectors, np.float64)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"model= gives no vectors of the names: {error}") from error
-    if vectors.ndim != 2 or len(vectors) != len(chosen):
-        raise ArgumentError(
-            f"model= gives an array of shape {vectors.shape} for {len(chosen)} names: it has to be "
-            "a vector for each"
-        )
-    if not has_direction(vectors).all():
-        raise ArgumentError("model= gives a vector that is zero or not finite, which has no cosine")
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    is_number = isinstance(scale, (int, float, np.number)) and not isinstance(scale, bool)
+    if not is_number or not 0 < scale <= _MOST_SCALE:
+        raise ArgumentError(f"scale={shown(scale)}: pass a number above 0, 100 for CLIP")
+    vectors = _class_vectors(model, [prompt.replace("{}", name) for name in chosen])
     softmax = functools.partial(_softmax, classes=vectors, scale=float(scale))
     for number, name in enumerate(chosen):
         score = functools.partial(_class_score, softmax, number)
         frame = from_vectors(frame, (column,), f"score.{name}", score, directed=True)
     best_name = functools.partial(_best_name, softmax, tuple(chosen))
     return from_vectors(frame, (column,), "class", best_name, pa.string(), directed=True)
+
+
+def _class_vectors(model: Any, texts: list[str]) -> np.ndarray:
+    """Vectors of texts of length one: float64 (k, d).
+
+    Raises
+    ------
+    ArgumentError
+        If the model's result has another shape, or no direction.
+    """
+    vectors = model
+    if callable(model):
+        _check_text_model(model)
+        vectors = call_once(model, "classify", "texts", texts, "the texts of names=")
+    try:
+        vectors = as_numbers(vectors).astype(np.float64)
+    except (TypeError, ValueError) as error:
+        raise ArgumentError(f"model= gives no vectors of the names: {error}") from error
+    if vectors.ndim != 2 or len(vectors) != len(texts):
+        raise ArgumentError(
+            f"model= gives an array of shape {vectors.shape} for {len(texts)} names: it has to be "
+            "a vector for each"
+        )
+    if not has_direction(vectors).all():
+        raise ArgumentError("model= gives a vector that is zero or not finite, which has no cosine")
+    unit: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    return unit
 
 
 def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:

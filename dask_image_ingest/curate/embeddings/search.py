@@ -10,11 +10,16 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.curate.embeddings.vectors import check_vectors, unit, valid_vectors
+from dask_image_ingest.curate.embeddings.vectors import (
+    as_numbers,
+    check_vectors,
+    unit,
+    valid_vectors,
+)
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type, without
-from dask_image_ingest.ops import built
+from dask_image_ingest.ops import call_once
 
 # Ties are sorted by those of these columns that a frame has.
 _TIE_BREAKERS = ("__key__", "__url__", "offset")
@@ -60,6 +65,8 @@ def find_nearest(
     ArgumentError
         If the query is of another length than the vectors, zero or not finite, ``k`` is not
         positive, or a column is missing.
+    FunctionError
+        If the model fails.
 
     Examples
     --------
@@ -103,7 +110,8 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
                 f"query= is an array of shape {array.shape} and {array.dtype}: with model= pass an "
                 "image (height, width, channels) of uint8, or several"
             )
-        array = _on_host(built(model)(array if array.ndim == 4 else array[None]))
+        images = array if array.ndim == 4 else array[None]
+        array = _on_host(call_once(model, "find_nearest", "__call__", images, "query="), "model=")
     if array.ndim not in (1, 2) or array.dtype.kind not in "iuf" or not array.size:
         raise ArgumentError(
             f"query={shown(query)}: pass a vector, several of them (n, d), or an image and model="
@@ -115,16 +123,11 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
     return unit(queries)
 
 
-def _on_host(value: Any) -> np.ndarray:
-    """Convert an array of NumPy, CuPy or torch, or lists of numbers."""
-    if hasattr(value, "detach"):
-        value = value.detach().cpu().float()
-    elif hasattr(value, "get"):
-        value = value.get()
+def _on_host(value: Any, given: str = "query=") -> np.ndarray:
     try:
-        return np.asarray(value)
+        return as_numbers(value)
     except (TypeError, ValueError):
-        raise ArgumentError(f"query={shown(value)}: pass an array") from None
+        raise ArgumentError(f"{given}{shown(value)}: pass an array of numbers") from None
 
 
 def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:

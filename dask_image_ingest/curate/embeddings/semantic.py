@@ -42,6 +42,8 @@ from dask_image_ingest.curate.ranking import (
     resolve_identity,
     row_ids,
     sort_keys,
+    table_of,
+    with_rankable_columns,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -317,8 +319,9 @@ def find_semantic_duplicates(
     # Written as a range, which rejects NaN.
     if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
         raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
-    rank_by = parse_keep(keep, frame)
-    ranked, vectors = _rank_vectors(frame, column, rank_by, id_columns)
+    rankable = with_rankable_columns(frame, keep, "bytes")
+    rank_by = parse_keep(keep, rankable)
+    ranked, vectors = _rank_vectors(rankable, column, rank_by, id_columns)
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     keeper, similarity = nearest_kept(backend_of(meta).numpy.asarray(vectors), float(threshold))
     columns, grouped = group_columns(ranked, keeper, "semantic")
@@ -370,8 +373,7 @@ def _rows_to_rank(
     frame: Any, column: str, rank_by: tuple[str, ...], identity: tuple[str, ...]
 ) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
-    backend = backend_of(frame)
-    table = backend.to_arrow(without(frame, [column])).take(pa.array(rows))
+    table = table_of(without(frame, [column])).take(pa.array(rows))
     keys = sort_keys(table, rank_by, identity)
     no_hashes, is_exact = np.empty(0, np.int64), np.zeros(len(rows), bool)
     return RowsToRank(row_ids(table, identity), no_hashes, is_exact, keys), vectors

