@@ -1,4 +1,4 @@
-"""``find_duplicates`` and ``find_overlaps``: images that a collection has more than once."""
+"""``find_duplicates`` and ``find_overlaps``: images that a collection, or two, have twice."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
+    is_column,
     number_of_bytes,
     shown,
     whole_number,
+)
+from dask_image_ingest.curate.embeddings.semantic import (
+    check_threshold,
+    nearest_of,
+    rank_vectors,
 )
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.curate.hamming import (
@@ -31,6 +36,7 @@ from dask_image_ingest.curate.ranking import (
     Keys,
     Ranked,
     columns_to_join,
+    group_columns,
     join_columns,
     parse_keep,
     rank_rows,
@@ -40,6 +46,7 @@ from dask_image_ingest.curate.ranking import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import backend_of
 
 # Twice ThreatExchange's own limit for a match. Unrelated photographs are never as near.
 _MAX_DISTANCE = 64
@@ -180,9 +187,10 @@ def find_duplicates(
 def find_overlaps(
     train: Frame,
     test: Frame | str | PathLike[str],
-    by: Kind = "pdq",
+    by: Kind | str = "pdq",
     distance: int = 24,
     *,
+    threshold: float = 0.95,
     variants: Sequence[Variant] = (),
     identity: str | None = None,
     memory: str | int = MEMORY,
@@ -199,7 +207,14 @@ def find_overlaps(
     test
         The frame whose images ``train`` should not have, or its hashes as stored by
         :func:`write_hashes`.
-    by, distance, variants, identity, memory
+    by
+        A fingerprint, as for :func:`find_duplicates`; or a column of vectors of both frames, as
+        from :func:`embed`, which finds images with near embeddings.
+    threshold
+        For vectors: the least cosine, as for :func:`find_semantic_duplicates`.
+    distance, variants, memory
+        For fingerprints, as for :func:`find_duplicates`.
+    identity
         As for :func:`find_duplicates`.
 
     Returns
@@ -213,12 +228,20 @@ def find_overlaps(
             string: the key of the nearest row of ``test``, with ties to the first by key, URL and
             offset; null where none is found.
         ``overlap.distance``
-            int32: Hamming distance to that row, in bits; null where none is found.
+            int32: Hamming distance to that row, in bits; null where none is found. Not for vectors.
+        ``overlap.similarity``
+            float32: the cosine with that row; null where none is found. For vectors only.
 
     Raises
     ------
     ArgumentError
-        For arguments out of range, and if a column is missing.
+        For arguments out of range, if a column is missing, or the vectors differ in length.
+
+    Notes
+    -----
+    Vectors are gathered and searched as by :func:`find_semantic_duplicates`: up to 4,096 of both
+    frames in all pairs, more of them in clusters, by which nearly all near pairs are found. Rows
+    without a direction have no overlap.
 
     Examples
     --------
@@ -228,18 +251,66 @@ def find_overlaps(
     >>> len(train) - len(clean)
     4
     """
-    variants = _check(by, distance, variants)
-    nbytes = _check_memory(memory)
     check_frame(train._meta if isinstance(train, FrameBase) else train, "train")
     id_columns = resolve_identity(train, identity, "train")
+    if not isinstance(by, str) or by not in KINDS:
+        if not is_column(by, train.columns):
+            kinds = ", ".join(map(repr, KINDS))
+            raise ArgumentError(
+                f"by={shown(by)}: choose {kinds}, or a column of vectors of train= and test="
+            )
+        if variants:
+            raise ArgumentError(f"variants= are those of PDQ: by={by!r} compares vectors")
+        return _overlaps_of_vectors(train, test, by, threshold, id_columns, identity)
+    variants = _check(by, distance, variants)
+    nbytes = _check_memory(memory)
     others = _rows_before(test, by, identity, "test")
     ranked = rank_rows(train, by, variants, (), id_columns)
     match, bits = _matches(ranked, others, distance, nbytes)
+    columns = {"overlap.distance": pa.array(bits.astype(np.int32))}
+    return _join_overlaps(train, id_columns, ranked, others.keys, match, columns)
+
+
+def _overlaps_of_vectors(
+    train: Any, test: Any, column: str, threshold: float, id_columns: tuple[str, ...], identity: Any
+) -> Any:
+    if isinstance(test, (str, PathLike)):
+        raise ArgumentError(
+            f"test={shown(str(test))}: write_hashes() stores no vectors; pass a frame with the "
+            f"column {column!r}, or by= of the hashes that are stored"
+        )
+    check_frame(test._meta if isinstance(test, FrameBase) else test, "test")
+    if column not in test.columns:
+        raise ArgumentError(f"by={column!r}: test= has no such column; pass one of both frames")
+    check_threshold(threshold)
+    others, other_vectors = rank_vectors(test, column, (), resolve_identity(test, identity, "test"))
+    ranked, vectors = rank_vectors(train, column, (), id_columns)
+    if len(vectors) and len(other_vectors) and vectors.shape[1] != other_vectors.shape[1]:
+        raise ArgumentError(
+            f"by={column!r}: vectors of train= have {vectors.shape[1]} numbers, those of test= "
+            f"{other_vectors.shape[1]}; pass vectors of one model"
+        )
+    meta = train._meta if isinstance(train, FrameBase) else train
+    asarray = backend_of(meta).numpy.asarray
+    match, similarity = nearest_of(vectors, other_vectors, float(threshold), asarray)
+    columns = {"overlap.similarity": pa.array(similarity)}
+    return _join_overlaps(train, id_columns, ranked, others.keys, match, columns)
+
+
+def _join_overlaps(
+    train: Any,
+    id_columns: tuple[str, ...],
+    ranked: Ranked,
+    keys: Keys,
+    match: np.ndarray,
+    columns: dict[str, pa.Array],
+) -> Any:
+    """``train`` with the row of ``keys`` that matches each row (-1: none), and more columns."""
     found = np.flatnonzero(match >= 0)
     columns = {
         "overlap.found": pa.array(np.ones(len(found), bool)),
-        "overlap.of": others.keys.take(match[found]),
-        "overlap.distance": pa.array(bits[found].astype(np.int32)),
+        "overlap.of": keys.take(match[found]),
+        **{name: values.take(pa.array(found)) for name, values in columns.items()},
     }
     return join_columns(
         train, columns_to_join(id_columns, ranked.ids[found], columns, {"overlap.found": False})
@@ -337,29 +408,6 @@ def _matches(ranked: Ranked, others: Ranked | StoredHashes, distance: int, memor
 def _by_comparison(ranked: Ranked | StoredHashes) -> list[tuple[np.ndarray, bool]]:
     """Rows compared for equality, with True; rows compared by Hamming distance, with False."""
     return [(np.flatnonzero(ranked.is_exact), True), (np.flatnonzero(~ranked.is_exact), False)]
-
-
-def group_columns(
-    ranked: Ranked, keeper: np.ndarray, prefix: str
-) -> tuple[dict[str, pa.Array], np.ndarray]:
-    """Columns of the rows that are in a group, and the numbers of these rows.
-
-    ``keeper``, int64 (n,), is the row that is kept instead of each row; -1 for one that is kept.
-    """
-    is_dropped = keeper >= 0
-    keepers = np.unique(keeper[is_dropped])  # ascending, so that groups are numbered best first
-    is_grouped = is_dropped.copy()
-    is_grouped[keepers] = True
-    grouped = np.flatnonzero(is_grouped)
-    is_kept = ~is_dropped[grouped]
-    group_keeper = np.where(is_kept, grouped, keeper[grouped])
-    keys = ranked.keys.take(group_keeper)
-    columns = {
-        f"{prefix}.keep": pa.array(is_kept),
-        f"{prefix}.group": pa.array(np.searchsorted(keepers, group_keeper)),
-        f"{prefix}.of": pc.if_else(pa.array(is_kept), pa.scalar(None, pa.string()), keys),
-    }
-    return columns, grouped
 
 
 def _equal(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -195,6 +195,29 @@ def columns_to_join(
     return JoinedColumns(identity, ids[order], columns, defaults)
 
 
+def group_columns(
+    ranked: Ranked, keeper: np.ndarray, prefix: str
+) -> tuple[dict[str, pa.Array], np.ndarray]:
+    """Columns of the rows that are in a group, and the numbers of these rows.
+
+    ``keeper``, int64 (n,), is the row that is kept instead of each row; -1 for one that is kept.
+    """
+    is_dropped = keeper >= 0
+    keepers = np.unique(keeper[is_dropped])  # ascending, so that groups are numbered best first
+    is_grouped = is_dropped.copy()
+    is_grouped[keepers] = True
+    grouped = np.flatnonzero(is_grouped)
+    is_kept = ~is_dropped[grouped]
+    group_keeper = np.where(is_kept, grouped, keeper[grouped])
+    keys = ranked.keys.take(group_keeper)
+    columns = {
+        f"{prefix}.keep": pa.array(is_kept),
+        f"{prefix}.group": pa.array(np.searchsorted(keepers, group_keeper)),
+        f"{prefix}.of": pc.if_else(pa.array(is_kept), pa.scalar(None, pa.string()), keys),
+    }
+    return columns, grouped
+
+
 # ThreatExchange's advice: PDQ hashes of a lower quality match by chance.
 _MIN_QUALITY = 50
 

@@ -49,6 +49,7 @@ _SIGNALS = {
     "duplicate.distance": (True,),
     "semantic.similarity": (False,),
     "overlap.distance": (False,),
+    "overlap.similarity": (True,),
 }
 _ENDS = {"quality.grayscale": (True,), "quality.area": (False, True)}
 

@@ -12,7 +12,7 @@ host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
@@ -22,7 +22,6 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
-from dask_image_ingest.curate.duplicates import group_columns
 from dask_image_ingest.curate.embeddings.clusters import SAMPLED, k_means
 from dask_image_ingest.curate.embeddings.vectors import (
     check_vectors,
@@ -35,6 +34,7 @@ from dask_image_ingest.curate.ranking import (
     Ranked,
     RowsToRank,
     columns_to_join,
+    group_columns,
     join_columns,
     merge_ranked,
     parse_keep,
@@ -100,6 +100,46 @@ def nearest_kept(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray
         nearer = best > similarity[block]
         similarity[block[nearer]], keeper[block[nearer]] = best[nearer], row[nearer]
     return keeper, np.where(keeper < 0, np.float32(0), similarity)
+
+
+def nearest_of(
+    vectors: np.ndarray,
+    others: np.ndarray,
+    threshold: float,
+    asarray: Callable[[np.ndarray], Any] = np.asarray,
+) -> tuple[np.ndarray, np.ndarray]:
+    """The nearest of other vectors for each vector.
+
+    Parameters
+    ----------
+    vectors, others
+        float32 (n, d) and (m, d), each of length one.
+    threshold
+        The least cosine.
+    asarray
+        Moves both to where they are compared.
+
+    Returns
+    -------
+    nearest : array, shape (n,), int64
+        The nearest of ``others``, ties to the lowest; -1 where none is near.
+    similarity : array, shape (n,), float32
+        The cosine with it; 0 where none is near.
+    """
+    nearest = np.full(len(vectors), -1, np.int64)
+    similarity = np.zeros(len(vectors), np.float32)
+    if not len(vectors) or not len(others):
+        return nearest, similarity
+    index = Clusters(asarray(np.concatenate([others, vectors])), threshold)
+    for block in _blocks(np.arange(len(others))):
+        index.visits(block)  # which finds the cluster of each
+        index.add(block)
+    for block in _blocks(np.arange(len(vectors))):
+        rows = block + len(others)
+        best, row = index.nearest(rows, index.visits(rows))
+        near = best >= np.float32(threshold - _ROUNDING)
+        nearest[block[near]], similarity[block[near]] = row[near], best[near]
+    return nearest, similarity
 
 
 def _blocks(rows: np.ndarray) -> Iterator[np.ndarray]:
@@ -316,12 +356,10 @@ def find_semantic_duplicates(
     """
     check_vectors(frame, column)
     id_columns = resolve_identity(frame, identity)
-    # Written as a range, which rejects NaN.
-    if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
-        raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
+    check_threshold(threshold)
     rankable = with_rankable_columns(frame, keep, "bytes")
     rank_by = parse_keep(keep, rankable)
-    ranked, vectors = _rank_vectors(rankable, column, rank_by, id_columns)
+    ranked, vectors = rank_vectors(rankable, column, rank_by, id_columns)
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     keeper, similarity = nearest_kept(backend_of(meta).numpy.asarray(vectors), float(threshold))
     columns, grouped = group_columns(ranked, keeper, "semantic")
@@ -330,7 +368,14 @@ def find_semantic_duplicates(
     return join_columns(frame, verdicts)
 
 
-def _rank_vectors(
+def check_threshold(threshold: Any) -> None:
+    """Raise ``ArgumentError`` if this is no cosine, above 0 and up to 1."""
+    # Written as a range, which rejects NaN.
+    if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
+        raise ArgumentError(f"threshold={shown(threshold)}: pass a cosine, above 0 and up to 1")
+
+
+def rank_vectors(
     frame: Any, column: str, rank_by: tuple[str, ...], identity: tuple[str, ...]
 ) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their unit vectors, float32 (n, d)."""

@@ -10,7 +10,7 @@ import pytest
 from device_arrays import DeviceArray, device_library
 
 from dask_image_ingest.curate.embeddings.clusters import k_means
-from dask_image_ingest.curate.embeddings.semantic import nearest_kept
+from dask_image_ingest.curate.embeddings.semantic import nearest_kept, nearest_of
 
 
 @pytest.fixture(autouse=True)
@@ -32,6 +32,10 @@ def test_near_vectors_on_a_device_are_those_on_the_host(seed, count):
     of, similarity = nearest_kept(vectors, 0.95)
     there_of, there_similarity = nearest_kept(DeviceArray(vectors), 0.95)
     assert (of >= 0).sum() > count // 10
+    assert there_of.tolist() == of.tolist()
+    assert there_similarity.tolist() == similarity.tolist()
+    of, similarity = nearest_of(vectors[:200], vectors[200:], 0.95)
+    there_of, there_similarity = nearest_of(vectors[:200], vectors[200:], 0.95, DeviceArray)
     assert there_of.tolist() == of.tolist()
     assert there_similarity.tolist() == similarity.tolist()
 

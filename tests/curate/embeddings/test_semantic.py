@@ -7,7 +7,7 @@ import pytest
 from embeddings import brute, near, table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import compute_similarity, find_semantic_duplicates
+from dask_image_ingest.curate import compute_similarity, find_overlaps, find_semantic_duplicates
 
 COLUMNS = ["semantic.keep", "semantic.group", "semantic.of", "semantic.similarity"]
 
@@ -154,3 +154,54 @@ def test_wrong_arguments_are_refused(random):
     mixed = dd.concat([dd.from_pandas(table), dd.from_pandas(table_of(topics(random, 9, 8)))])
     with pytest.raises(dii.ArgumentError, match="differ in length"):
         find_semantic_duplicates(mixed)
+
+
+@pytest.mark.parametrize("count", [600, pytest.param(6000, marks=pytest.mark.slow)])
+def test_overlaps_of_vectors_are_those_of_all_with_all(random, count):
+    vectors = topics(random, count)
+    train, test = vectors[: count // 3], vectors[count // 3 :]
+    cosines = train.astype(float) @ test.T.astype(float)
+    expected = cosines.max(axis=1) >= 0.95
+    test_table = table_of(test)
+    test_table["__key__"] = "test " + test_table["__key__"]
+    for partitions in (1, 5):
+        lazy = dd.from_pandas(table_of(3 * train), npartitions=partitions)
+        found = find_overlaps(lazy, test_table, by="embedding").compute()
+        is_found = found["overlap.found"].to_numpy(bool)
+        assert not (is_found & ~expected).any()
+        assert is_found.sum() >= (1 if count < 4096 else 0.99) * expected.sum() > 0.05 * len(train)
+        of = found["overlap.of"][is_found].str.removeprefix("test ").astype(int).to_numpy()
+        similarity = found["overlap.similarity"][is_found].astype(float)
+        np.testing.assert_allclose(similarity, cosines[is_found, of], atol=1e-5)
+        if count < 4096:
+            np.testing.assert_allclose(similarity, cosines[is_found].max(axis=1), atol=1e-5)
+        assert found.loc[~is_found, ["overlap.of", "overlap.similarity"]].isna().all(axis=None)
+
+
+def test_rows_without_a_direction_overlap_nothing_and_ties_go_to_the_first():
+    one, zero = [1.0, 0.0], [0.0, 0.0]
+    test = table_of([zero, None, one, one, [np.nan, 1.0]])
+    found = find_overlaps(table_of([one, zero, None, [0.0, 1.0]]), test, by="embedding")
+    assert found["overlap.found"].tolist() == [True, False, False, False]
+    assert found["overlap.of"][0] == test["__key__"][2]
+    nothing = find_overlaps(test, table_of([zero]), by="embedding")
+    assert not nothing["overlap.found"].any()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"by": "vector"}, "choose 'bytes', 'pixels', 'pdq', or a column of vectors"),
+        ({"by": ["embedding"]}, "choose 'bytes', 'pixels', 'pdq', or a column of vectors"),
+        ({"threshold": float("nan")}, "threshold=nan"),
+        ({"threshold": 0}, "threshold=0"),
+        ({"variants": ["mirrored"]}, "variants= are those of PDQ"),
+        ({"test": "hashes"}, "stores no vectors"),
+        ({"test": table_of([[1.0, 0.0]]).rename(columns={"embedding": "other"})}, "test= has no"),
+        ({"test": table_of([[1.0, 0.0, 0.0]])}, "train= have 2 numbers, those of test= 3"),
+    ],
+)
+def test_overlaps_of_what_cannot_be_compared_are_refused(options, message):
+    table = table_of([[1.0, 0.0]])
+    with pytest.raises(dii.ArgumentError, match=message):
+        find_overlaps(table, **{"test": table, "by": "embedding", **options})
