@@ -210,18 +210,21 @@ class _Walk:
             yield sys.modules.get(_module_name(function))
         more = closure | _imports(function)
         space = {**function.__globals__, **more}
-        yield from self._used(space, (names.used - names.globals) | more.keys(), set())
+        read = (names.read - names.globals) | more.keys()
+        yield from self._used(space, read, names.used, set())
 
-    def _used(self, space: Mapping[str, Any], names: set[str], seen: set[int]) -> Iterator[Any]:
-        """The values of names, and of the same names in the user's modules among them."""
-        for name in sorted(names & space.keys()):
+    def _used(
+        self, space: Mapping[str, Any], read: set[str], names: set[str], seen: set[int]
+    ) -> Iterator[Any]:
+        """The values that are read, and those of ``names`` in the user's modules among them."""
+        for name in sorted(read & space.keys()):
             value = space[name]
             yield from (name, value, _version(value))
             if isinstance(value, FunctionType) and _is_users(value):  # of a decorator, perhaps
                 self._note(value)
             if isinstance(value, ModuleType) and _is_users(value) and id(value) not in seen:
                 seen.add(id(value))
-                yield from self._used(vars(value), names, seen)
+                yield from self._used(vars(value), names, names, seen)
 
     def _class(self, kind: type) -> Iterator[Any]:
         if _is_users(kind):
@@ -344,17 +347,24 @@ class _Names(NamedTuple):
     """Names in code, and in the functions inside."""
 
     used: set[str]  # globals and attributes
+    read: set[str]  # globals: not those with the name of an attribute, as `self.client`
     globals: set[str]  # that it sets
     attributes: set[str]  # that it sets
     imports: set[tuple[int, str, tuple[str, ...] | None]]  # dots, module, names
 
 
+# The last one is of Python 3.12 and later, in class bodies.
+_READS_GLOBAL = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"})
+
+
 @functools.lru_cache(2000)
 def _names(code: CodeType) -> _Names:
-    found = _Names(set(code.co_names), set(), set(), set())
+    found = _Names(set(code.co_names), set(), set(), set(), set())
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
     for place, step in enumerate(steps):
-        if step.opname == "STORE_GLOBAL":
+        if step.opname in _READS_GLOBAL:
+            found.read.add(step.argval)
+        elif step.opname == "STORE_GLOBAL":
             found.globals.add(step.argval)
         elif step.opname == "STORE_ATTR":
             found.attributes.add(step.argval)

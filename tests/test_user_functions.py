@@ -262,6 +262,32 @@ def test_a_token_stays_while_the_function_is_used(written):
     assert stable_token(module.counting) == before
 
 
+def test_a_global_with_the_name_of_an_attribute_is_not_used(written):
+    written("n", "limit = 1")
+    module = written(
+        "attribute",
+        """
+        import threading, n
+        client = threading.Lock()        # such as the client of a cluster
+        class Caption:
+            def __init__(self):
+                self.client = 5
+            def __call__(self, x):
+                return self.client + n.limit
+        def other(x):
+            return client
+        """,
+    )
+    before = stable_token(module.Caption)
+    module.client = 7
+    assert stable_token(module.Caption) == before
+    module.n.limit = 2
+    assert stable_token(module.Caption) != before
+    module.client = threading.Lock()
+    with pytest.raises(FunctionError, match="lock has no token"):
+        stable_token(module.other)
+
+
 def test_another_version_of_a_library_is_another_function(written, monkeypatch):
     module = written("versions", "import numpy as np\ndef f(x): return np.mean(x)\n")
     before = stable_token(module.f)

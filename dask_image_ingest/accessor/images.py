@@ -252,10 +252,11 @@ class Images(ABC, Generic[Frame, Series]):
             Otherwise ``fn`` gets None in place of the image, in a list.
         errors
             What to do with a row for which ``fn`` fails, as for images in a read: ``"raise"``
-            raises; ``"null"`` keeps the row, with null outputs and the reason in the column
-            ``error``, which is added if the frame has none. A batch that fails is halved, and the
-            halves are called, until the row is found; others keep their results. Errors of memory,
-            of the GPU and of imports are raised, and so are results that do not match ``outputs``.
+            raises, naming the row; ``"null"`` keeps it, with null outputs and the reason in the
+            column ``error``, which is added if the frame has none. ``fn`` is called again with
+            halves of the batch, until the row is found; others keep their results. A result that
+            does not match ``outputs`` costs its row, too, if another has matched. Errors of memory,
+            of the GPU and of imports are raised.
 
         Returns
         -------
@@ -270,8 +271,8 @@ class Images(ABC, Generic[Frame, Series]):
         ArgumentError
             For outputs of unknown type, and unknown columns; when computed, if the result of ``fn``
             does not match ``outputs``, or the type cannot hold a number: integers and booleans must
-            be exact, floats are rounded. When computed, if integers or booleans of an input are
-            null.
+            be exact, floats are rounded; with ``errors="null"`` only if no result matches. When
+            computed, if integers or booleans of an input are null.
         FunctionError
             When computed, if ``fn`` fails, unless ``errors="null"``; if a class can't be
             instantiated.
@@ -365,7 +366,9 @@ class Images(ABC, Generic[Frame, Series]):
             Otherwise ``fn`` gets None in place of the image.
         errors
             What to do with a row for which ``fn`` fails, after the retries: ``"raise"`` or
-            ``"null"``, as for :meth:`map_batches`.
+            ``"null"``, as for :meth:`map_batches`. If as many rows as ``concurrency`` (at least 16)
+            fail one after the other because the server does not answer (the errors that are tried
+            again, and the status 401 and 402), that is raised.
 
         Returns
         -------

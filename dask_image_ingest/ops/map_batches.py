@@ -155,7 +155,10 @@ class BatchFunction:
 
     def reason(self, error: BaseException) -> str:
         """Reason in the column `error` of a row for which a call fails."""
-        return without_secrets(f"function-failed: {self.name}: {type(error).__name__}: {error}")
+        text = f"{type(error).__name__}: {error}"
+        if isinstance(error, ResultError):
+            text = f"gave {error.gave}"
+        return without_secrets(f"function-failed: {self.name}: {text}")
 
     def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match the outputs, naming the rows."""
@@ -292,6 +295,10 @@ _OF_ROWS = {
 #: What becomes of a row for which the function fails.
 FunctionErrors: TypeAlias = Literal["raise", "null"]
 
+# Outputs of a batch, by name; and what makes them for rows, by their positions.
+_Outputs: TypeAlias = list[tuple[str, Any]]
+_Call: TypeAlias = Callable[[range], _Outputs]
+
 
 @dataclass(frozen=True)
 class BatchMap:
@@ -348,10 +355,11 @@ class BatchMap:
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         done: list[int] = []
         failures: dict[int, str] = {}
-        call = functools.partial(self._call, self.function.get(), columns, rows, frame)
+        right: list[int] = []
+        call = functools.partial(self._call, self.function.get(), columns, rows, frame, right)
         for start in range(0, len(rows), self.batch_size):
             batch = range(start, min(start + self.batch_size, len(rows)))
-            for positions, outcome in _in_halves(call, batch):
+            for positions, outcome in self._attempts(call, batch, rows, frame):
                 if isinstance(outcome, Exception):
                     failures[rows[positions[0]]] = self.function.reason(outcome)
                     continue
@@ -360,15 +368,39 @@ class BatchMap:
                     results[name].append(values)
         return results, done, failures
 
+    def _attempts(
+        self, call: _Call, batch: range, rows: Sequence[int], frame: Any
+    ) -> Iterator[tuple[range, _Outputs | Exception]]:
+        """Call with a batch: rows and their outputs, or a row and its error if it costs no more.
+
+        Raises
+        ------
+        FunctionError
+            If the function fails, with ``errors="raise"``, naming the row.
+        """
+        if self.errors == "null":
+            yield from _in_halves(call, batch)
+            return
+        try:
+            yield batch, call(batch)
+        except _RowFailedError as failed:
+            positions, error = _first_that_fails(call, batch, failed)
+            found = [rows[position] for position in positions]
+            raise self.function.failure(error, frame, found) from error
+
     def _call(
         self,
         function: Callable[..., Any],
         columns: Sequence[InputColumn],
         rows: Sequence[int],
         frame: Any,
+        right: list[int],
         positions: range,
-    ) -> list[tuple[str, Any]]:
+    ) -> _Outputs:
         """The outputs of one batch, by name.
+
+        Appends to ``right`` if some outputs match ``outputs=``: then others that do not are the
+        fault of their rows.
 
         Raises
         ------
@@ -386,17 +418,23 @@ class BatchMap:
         except Exception as error:
             raise self._failure(error, frame, batch) from error
         try:
-            return list(self._check(result, len(batch), backend))
+            outputs = list(self._check(result, len(batch), backend))
         except ResultError as error:
             wrong = self._wrong_row(result, len(batch), backend)
+            if wrong:
+                right.append(positions.start)
+            if right and self.errors == "null":
+                raise _RowFailedError from error
             row, found = wrong or (slice(None), error)
             raise self.function.wrong_result(found, frame, batch[row]) from error
         except Exception as error:
             raise self._failure(error, frame, batch) from error
+        right.append(positions.start)
+        return outputs
 
     def _failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> Exception:
-        """The exception for a failed call: raised for the user, or looked into by halves."""
-        if self.errors == "null" and may_be_of_a_row(error):
+        """The exception for a failed call: looked into by halves, if a row may be the cause."""
+        if may_be_of_a_row(error):
             return _RowFailedError()
         return self.function.failure(error, frame, rows)
 
@@ -485,6 +523,11 @@ class BatchMap:
 class _RowFailedError(Exception):
     """A call failed, with the function's error as the cause."""
 
+    @property
+    def error(self) -> Exception:
+        """The function's error."""
+        return self.__cause__  # type: ignore[return-value]
+
 
 # By name, so that neither library is imported: torch's error is a RuntimeError.
 _GPU_ERRORS = {"OutOfMemoryError", "CUDARuntimeError", "AcceleratorError"}
@@ -497,9 +540,20 @@ def may_be_of_a_row(error: Exception) -> bool:
     return _GPU_ERRORS.isdisjoint(each.__name__ for each in type(error).__mro__)
 
 
+def _first_that_fails(call: _Call, rows: range, failed: _RowFailedError) -> tuple[range, Exception]:
+    """The first row that fails alone, with its error; all rows if no half of them fails."""
+    middle = len(rows) // 2
+    for half in (rows[:middle], rows[middle:]) if middle else ():
+        try:
+            call(half)
+        except _RowFailedError as failed_half:
+            return _first_that_fails(call, half, failed_half)
+    return rows, failed.error
+
+
 def _in_halves(
-    call: Callable[[range], list[tuple[str, Any]]], rows: range, fails: bool = False
-) -> Iterator[tuple[range, list[tuple[str, Any]] | Exception]]:
+    call: _Call, rows: range, fails: bool = False
+) -> Iterator[tuple[range, _Outputs | Exception]]:
     """Call with all rows; where that fails, with halves, down to the rows that fail alone.
 
     Yields rows, in order, with their result; or one row with its error. With ``fails`` the rows
@@ -511,7 +565,7 @@ def _in_halves(
             return
         except _RowFailedError as failed:
             if len(rows) == 1:
-                yield rows, failed.__cause__  # type: ignore[misc]
+                yield rows, failed.error
                 return
     middle = len(rows) // 2
     first_failed = False

@@ -19,10 +19,11 @@ import socket
 import threading
 import time
 import zlib
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
 from weakref import WeakValueDictionary
@@ -56,11 +57,21 @@ class _Calls:
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
         self.threads = ThreadPoolExecutor(_MOST_THREADS, "image-ingest-call")
-        # Token of a function and its limit → the semaphore that all partitions share.
-        self.slots: WeakValueDictionary[Any, asyncio.Semaphore] = WeakValueDictionary()
+        # Token of a function and its limit → the slots that all partitions share.
+        self._slots: WeakValueDictionary[Any, _Slots] = WeakValueDictionary()
+        # Of the last functions, so that failures are counted over partitions.
+        self._recent: deque[_Slots] = deque(maxlen=8)
         threading.Thread(
             target=self.loop.run_forever, name="image-ingest-calls", daemon=True
         ).start()
+
+    def slots(self, token: str, concurrency: int) -> _Slots:
+        """The slots of a function."""
+        slots = self._slots.get((token, concurrency))
+        if slots is None:
+            slots = self._slots[token, concurrency] = _Slots(concurrency)
+            self._recent.append(slots)
+        return slots
 
     def run(self, coroutine: Any) -> Any:
         """The result of a coroutine on the loop; an interrupt cancels it."""
@@ -70,6 +81,28 @@ class _Calls:
         except BaseException:
             future.cancel()
             raise
+
+
+class _Slots(asyncio.Semaphore):
+    """As many calls as may wait; counts the rows that failed as others would."""
+
+    def __init__(self, concurrency: int) -> None:
+        super().__init__(concurrency)
+        self._most_failures = max(concurrency, 16)
+        self._failures = 0  # since the last row with outputs
+        self.has_outputs = False
+
+    def succeeded(self) -> None:
+        """Count a row with outputs."""
+        self._failures, self.has_outputs = 0, True
+
+    def failed(self) -> int:
+        """Count a row that failed; how many did, if no other need be called."""
+        self._failures += 1
+        if self._failures < self._most_failures:
+            return 0
+        self._failures = 0  # for the next computation
+        return self._most_failures
 
 
 _lock = threading.Lock()
@@ -103,6 +136,7 @@ class _Failed:
 
     error: BaseException
     calls: int
+    in_a_row: int = 0  # rows that failed, so that it is no row's fault
 
 
 class _EndedError(Exception):
@@ -153,16 +187,22 @@ class RowMap(BatchMap):
     ) -> None:
         """Call the function for all rows without an outcome, unless one fails for good."""
         function = self.function.get()
-        limit = (self.function.token, self.concurrency)
-        slots = calls.slots.setdefault(limit, asyncio.Semaphore(self.concurrency))
+        slots = calls.slots(self.function.token, self.concurrency)
+        slots.has_outputs |= any(outcome is not None for outcome in outcomes)
 
         async def complete(row: int) -> None:
             arguments = functools.partial(_arguments, columns, row)
-            outcome = outcomes[row] = await self._outcome(function, arguments, calls)
+            outcome = await self._outcome(function, arguments, calls)
             if isinstance(outcome, _Failed):
+                if _may_be_of_all(outcome.error):
+                    outcome = replace(outcome, in_a_row=slots.failed())
+                outcomes[row] = outcome
                 if not self._costs_a_row(outcome):
                     raise _EndedError
-            elif journal is not None:
+                return
+            outcomes[row] = outcome
+            slots.succeeded()
+            if journal is not None:
                 journal.append(keys[row], outcome)
 
         with contextlib.suppress(_EndedError):
@@ -177,6 +217,10 @@ class RowMap(BatchMap):
                             )
             except BaseExceptionGroup as errors:
                 raise errors.exceptions[0] from None
+        if not slots.has_outputs:  # of any row: they are no row's fault
+            for row, outcome in enumerate(outcomes):
+                if isinstance(outcome, _Failed) and isinstance(outcome.error, _WrongResultError):
+                    outcomes[row] = replace(outcome, in_a_row=len(outcomes))
 
     async def _outcome(
         self, function: Callable[..., Any], arguments: Callable[[], list[Any]], calls: _Calls
@@ -199,17 +243,26 @@ class RowMap(BatchMap):
     def _costs_a_row(self, failed: _Failed) -> bool:
         error = failed.error
         is_of_a_row = isinstance(error, Exception) and may_be_of_a_row(error)
-        return self.errors == "null" and is_of_a_row and not isinstance(error, _WrongResultError)
+        return self.errors == "null" and is_of_a_row and not failed.in_a_row
 
     def _reason(self, failed: _Failed, frame: Any, row: int) -> str:
         """The reason in `error`; raises if the failure costs more than the row."""
         error = failed.error
-        if isinstance(error, _WrongResultError) and isinstance(error.__cause__, ResultError):
-            raise self.function.wrong_result(error.__cause__, frame, [row]) from error.__cause__
         if not isinstance(error, (Exception, asyncio.CancelledError)):
             raise error
+        costs_a_row = self._costs_a_row(failed)
+        if isinstance(error, _WrongResultError):
+            wrong = error.error
+            if not costs_a_row:
+                raise self.function.wrong_result(wrong, frame, [row]) from wrong
+            return self.function.reason(wrong)
         tries = f" ({failed.calls} tries)" if failed.calls > 1 else ""
-        if not self._costs_a_row(failed):
+        if not costs_a_row:
+            if failed.in_a_row:
+                tries += (
+                    f". {failed.in_a_row} rows failed in a row: when the server answers again, "
+                    "compute once more; a checkpoint continues"
+                )
             raise self.function.failure(error, frame, [row], tries) from error
         return self.function.reason(error) + tries
 
@@ -239,7 +292,7 @@ class RowMap(BatchMap):
                 for name, type_ in self.outputs.items()
             ]
         except ResultError as error:
-            raise _WrongResultError from error
+            raise _WrongResultError(error) from error
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _values_of(self, result: Any) -> Mapping[str, Any]:
@@ -271,7 +324,11 @@ class RowMap(BatchMap):
 
 
 class _WrongResultError(Exception):
-    """A result does not match ``outputs=``, for the reason in its cause."""
+    """A result does not match ``outputs=``."""
+
+    def __init__(self, error: ResultError) -> None:
+        super().__init__(str(error))
+        self.error = error
 
 
 def _arguments(columns: Sequence[InputColumn], row: int) -> list[Any]:
@@ -336,6 +393,9 @@ _FIRST_PAUSE, _LONGEST_PAUSE, _LONGEST_WAIT = 0.5, 30.0, 600.0
 # Request Timeout, Too Early, Too Many Requests.
 _RETRIED = (408, 425, 429)
 
+# Unauthorized, Payment Required. (403 and 404 may be of one row: a refused image, a dead link.)
+_NO_ACCESS = (401, 402)
+
 # Errors of HTTP clients that derive from no built-in error of a connection, by name.
 _OF_CONNECTIONS = {
     "APIConnectionError",  # openai, anthropic
@@ -350,11 +410,9 @@ _OF_CONNECTIONS = {
 def pause_before_retry(error: BaseException, attempt: int) -> float | None:
     """Seconds to wait before the next attempt; None if it would fail again.
 
-    Answers with the status 429, 5xx, 408 or 425, time-outs and errors of the connection may not. A
-    status is taken from the attributes that HTTP clients give their errors.
+    Answers with the status 429, 5xx, 408 or 425, time-outs and errors of the connection may not.
     """
-    known = (each for each in map(_is_temporary, _chain(error)) if each is not None)
-    if not next(known, False):
+    if not _is_temporary(error):
         return None
     asked = max(map(_retry_after, _chain(error)))
     if asked > _LONGEST_WAIT:
@@ -372,17 +430,32 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _is_temporary(error: BaseException) -> bool | None:
-    """True if the next attempt may succeed; None if the error does not tell."""
-    if isinstance(error, (TimeoutError, ConnectionError, socket.gaierror)):
-        return True
-    if not _OF_CONNECTIONS.isdisjoint(each.__name__ for each in type(error).__mro__):
-        return True
+def _is_temporary(error: BaseException) -> bool:
+    """True if the next attempt may succeed."""
+    for each in _chain(error):
+        if isinstance(each, (TimeoutError, ConnectionError, socket.gaierror)):
+            return True
+        if not _OF_CONNECTIONS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
+            return True
+        status = _status(each)
+        if status is not None:
+            return status in _RETRIED or status >= 500
+    return False
+
+
+def _may_be_of_all(error: BaseException) -> bool:
+    """True for failures that other rows would have, too: no answer, no access, a wrong result."""
+    no_access = any(_status(each) in _NO_ACCESS for each in _chain(error))
+    return no_access or _is_temporary(error) or isinstance(error, _WrongResultError)
+
+
+def _status(error: BaseException) -> int | None:
+    """The status of an answer, by the attributes that HTTP clients give their errors."""
     for holder in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "code"):
             status = getattr(holder, name, None)
             if isinstance(status, int) and 400 <= status < 600:
-                return status in _RETRIED or status >= 500
+                return status
     return None
 
 

@@ -270,7 +270,7 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
     ResultError
     """
     if values is None or isinstance(values, (str, bytes)):
-        raise _not_numbers(name, values)
+        raise _not_numbers(name, values, dtype)
     try:
         array = as_array(values, backend)
         if array.dtype == object:
@@ -278,15 +278,15 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
             numbers = np.array(array.tolist(), np.float64 if dtype.kind == "f" else None)
             array = backend.numpy.asarray(numbers)
     except (ValueError, TypeError, OverflowError) as error:
-        raise _not_numbers(name, values) from error
+        raise _not_numbers(name, values, dtype) from error
     if array.dtype.kind not in "biuf":
-        raise _not_numbers(name, values)
+        raise _not_numbers(name, values, dtype)
     return array
 
 
-def _not_numbers(name: str, values: Any) -> ResultError:
+def _not_numbers(name: str, values: Any, dtype: np.dtype) -> ResultError:
     return ResultError(
-        f"{shown(values)} as {name!r}, which is no array of numbers",
+        f"{shown(values)} as {name!r}, which is no array of numbers ({dtype})",
         ": give a number for each image, or for each a vector, all of one length",
     )
 

@@ -159,6 +159,64 @@ def test_one_bad_row_among_256_costs_few_calls():
         assert sorted(ended_well) == [key for key in range(256) if key != bad]
 
 
+@pytest.mark.parametrize("size", [1, 7, 256])
+def test_the_row_that_fails_is_named(size):
+    for bad in ([0], [100], [255], [31, 32, 200], range(256)):
+        function = Fails(bad)
+        frame = small_frame(range(256)).rename(columns={"key": "__key__"})
+        with pytest.raises(dii.FunctionError, match=rf"Fails fails for sample {bad[0]}: ValueErr"):
+            frame.images.map_batches(function, OUTPUTS, batch_size=size)
+        assert len(function.calls) <= 256 // size + 1 + 2 * 8
+
+
+def test_rows_that_fail_only_together_are_named_by_their_ends():
+    def fails(images):
+        if len(images) > 3:
+            raise ValueError("too many")
+        return images.max(axis=(1, 2, 3))
+
+    frame = small_frame(range(9)).rename(columns={"key": "__key__"})
+    for size, ends in ((9, "4 images, from sample 0 to sample 3"), (5, "5 images, from sample 0 ")):
+        with pytest.raises(dii.FunctionError, match=f"fails for one of {ends}.*: too many"):
+            frame.images.map_batches(fails, {"o": "int64"}, batch_size=size)
+
+
+WRONG = {
+    "uint8": (3, 300),
+    "int64": (3, "seven"),
+    "bool": (True, 2),
+    "string": ("a", 5),
+    "float32[2]": ([1, 2], [1, 2, 3]),
+    "list<float32[4]>": ([[1, 2, 3, 4]], [[1, 2]]),
+    "struct<a: int64>": ({"a": 1}, {"b": 1}),
+    "image": (np.zeros((2, 3, 3), "uint8"), np.zeros((2, 3), "uint8")),
+}
+
+
+@pytest.mark.parametrize("size", [1, 4, 20])
+@pytest.mark.parametrize("type_", WRONG)
+def test_a_result_of_another_type_costs_its_row_unless_all_are(type_, size):
+    right, wrong = WRONG[type_]
+
+    def of_batch(images, bad):
+        return [wrong if image.flat[0] in bad else right for image in images]
+
+    frame = small_frame(range(10))
+    for bad in ([3], [9], [2, 3, 4, 5, 8, 9]):
+        made = frame.images.map_batches(
+            lambda images, bad=bad: of_batch(images, bad),
+            {"o": type_}, batch_size=size, errors="null",
+        )  # fmt: skip
+        assert made["o"].isna().tolist() == [key in bad for key in range(10)]
+        reasons = made["error"].dropna()
+        assert reasons.index.tolist() == bad
+        assert reasons.str.match(r"function-failed: .*<lambda>: gave ").all()
+    with pytest.raises(dii.ArgumentError, match="map_batches: the function gave"):
+        frame.images.map_batches(
+            lambda images: of_batch(images, range(10)), {"o": type_}, batch_size=size, errors="null"
+        )
+
+
 def test_a_failure_that_does_not_come_again_costs_no_row():
     calls = []
 

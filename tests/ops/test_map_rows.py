@@ -227,12 +227,65 @@ def test_an_error_that_is_no_row_s_is_raised_and_the_next_call_works(frame, erro
     check(frame.images.map_rows(Waits(), OUTPUTS, inputs=["image", "__key__"]))
 
 
-def test_a_wrong_result_is_an_error_that_names_the_row(frame):
+def test_a_wrong_result_is_named_and_costs_its_row_unless_all_are(frame):
     async def wrong(key):
-        return "text" if key == 5 else key
+        return "text" if key in bad else key
 
-    with pytest.raises(dii.ArgumentError, match=r"^map_rows: .*wrong, called with sample 5\)"):
-        frame.images.map_rows(wrong, {"o": "int64"}, inputs=["__key__"], errors="null")
+    bad = [0, 5, 39]
+    with pytest.raises(dii.ArgumentError, match=r"^map_rows: .*wrong, called with sample [05]\)"):
+        frame.images.map_rows(wrong, {"o": "int64"}, inputs=["__key__"])
+    made = frame.images.map_rows(wrong, {"o": "int64"}, inputs=["__key__"], errors="null")
+    assert made.index[made["o"].isna()].tolist() == bad
+    assert made["error"].dropna().str.contains(r"wrong: gave \['text'\]").all()
+    bad = range(40)
+
+    async def other(key):
+        return await wrong(key)
+
+    for rows in (frame, frame.iloc[:3]):
+        with pytest.raises(dii.ArgumentError, match=r"^map_rows: .*called with sample \d+\)"):
+            rows.images.map_rows(other, {"o": "int64"}, inputs=["__key__"], errors="null")
+
+
+@pytest.mark.parametrize("error", [ConnectionRefusedError(), Temporary(503), Temporary(401)])
+def test_a_server_that_has_gone_stops_the_job_and_costs_no_rows(tmp_path, no_pauses, error):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 4, 15)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    asked, gone = Counter(), False
+
+    async def caption(key):
+        asked[key] += 1
+        if gone and len(asked) > 25:
+            raise error
+        return f"of {key}"
+
+    lengths = ddf.images.map_rows(
+        caption, {"o": "string"}, inputs=["__key__"], errors="null", retries=1, concurrency=3
+    )
+    gone = True
+    with (
+        dask.config.set(scheduler="synchronous"),
+        pytest.raises(dii.FunctionError, match=r"map_rows: .* 16 rows failed in a row: when "),
+    ):
+        dii.checkpoint(lengths, str(tmp_path / "out"), version="1")
+    gone = False
+    asked.clear()
+    stored = dii.checkpoint(lengths, str(tmp_path / "out"), version="1").compute()
+    assert set(asked.values()) == {1}
+    named = stored[stored["o"].notna()]
+    assert named["o"].tolist() == [f"of {key}" for key in named["__key__"]]
+    assert len(named) == 60 - 5  # the end of the partition in which the server went
+
+
+def test_failures_in_a_row_that_are_the_rows_own_stop_nothing(frame, no_pauses):
+    async def refuses(key):
+        if key < 35:
+            raise Temporary(400)
+        return key
+
+    made = frame.images.map_rows(refuses, {"o": "int64"}, inputs=["__key__"], errors="null")
+    assert made["o"].isna().sum() == 35
 
 
 def test_a_function_that_cancels_itself_costs_its_row(frame):
