@@ -5,8 +5,9 @@ Results are joined to the frame as new columns, lazily, by a hash of the row's i
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dask
@@ -35,7 +36,7 @@ from dask_image_ingest.frames import backend_of, without
 
 @dataclass(frozen=True)
 class JoinedColumns:
-    """New columns for some rows of a frame.
+    """New columns for some rows of a frame, small: each query's graph has all of them.
 
     Parameters
     ----------
@@ -44,7 +45,9 @@ class JoinedColumns:
     ids
         `row_ids` of the rows, ascending, uint64 (n,).
     columns
-        The values of each new column, (n,).
+        The values of each new column, (n,), as `_compact` makes them.
+    types
+        The type of each new column.
     defaults
         The value in all other rows; null for columns that are not here.
     """
@@ -52,18 +55,20 @@ class JoinedColumns:
     identity: tuple[str, ...]
     ids: np.ndarray = field(repr=False)
     columns: Mapping[str, pa.Array] = field(repr=False)
+    types: Mapping[str, pa.DataType]
     defaults: Mapping[str, bool]
 
     def __dask_tokenize__(self) -> str:
         # By values: the buffers of equal Arrow arrays may differ where they are null.
         values = pd.util.hash_pandas_object(pa.table(dict(self.columns)).to_pandas(), index=False)
-        types = [(name, str(array.type)) for name, array in self.columns.items()]
+        types = [(name, str(type_)) for name, type_ in self.types.items()]
         return str(tokenize(self.identity, self.ids, values.to_numpy(), types, self.defaults))
 
     def empty(self) -> JoinedColumns:
         """The same columns, for no rows."""
-        columns = {name: values[:0] for name, values in self.columns.items()}
-        return JoinedColumns(self.identity, self.ids[:0], columns, self.defaults)
+        # New arrays: a slice is pickled with all that it was cut from.
+        columns = {name: pa.array([], type_) for name, type_ in self.types.items()}
+        return replace(self, ids=np.empty(0, np.uint64), columns=columns)
 
 
 def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
@@ -165,7 +170,7 @@ def _look_up(frame: Any, shared: JoinedColumns | None, empty: JoinedColumns) -> 
         found = verdicts.ids[positions] == ids
     taken = pa.array(positions, mask=~found)
     for name, values in verdicts.columns.items():
-        column = values.take(taken)
+        column = values.take(taken).cast(verdicts.types[name])
         if name in verdicts.defaults:
             column = column.fill_null(verdicts.defaults[name])
         valid = np.flatnonzero(column.is_valid().to_numpy(zero_copy_only=False))
@@ -191,8 +196,19 @@ def columns_to_join(
     """JoinedColumns for rows in any order, sorted by their ids."""
     order = np.argsort(ids)
     taken = pa.array(order)
-    columns = {name: values.take(taken) for name, values in columns.items()}
-    return JoinedColumns(identity, ids[order], columns, defaults)
+    types = {name: values.type for name, values in columns.items()}
+    columns = {name: _compact(values.take(taken)) for name, values in columns.items()}
+    return JoinedColumns(identity, ids[order], columns, types, defaults)
+
+
+def _compact(values: pa.Array) -> pa.Array:
+    """Integers in the smallest type that has them all, strings encoded by a dictionary."""
+    if pa.types.is_string(values.type):
+        return values.dictionary_encode()
+    for type_ in (pa.int8(), pa.int16(), pa.int32()) if pa.types.is_integer(values.type) else ():
+        with contextlib.suppress(pa.ArrowInvalid):
+            return values.cast(type_)
+    return values
 
 
 def group_columns(

@@ -2,6 +2,7 @@
 
 import io
 
+import cloudpickle
 import dask
 import dask.dataframe as dd
 import numpy as np
@@ -552,3 +553,15 @@ def test_a_column_of_another_type_is_refused_in_our_own_words(column, values, op
     for given in (frame, dd.from_pandas(frame, npartitions=1)):
         with pytest.raises(dii.ArgumentError, match=column):
             find_duplicates(given, **{"keep": "first", **options})
+
+
+def test_the_graph_of_each_query_has_few_bytes_a_row():
+    count = 20_000
+    table = table_of(random_hashes(np.random.default_rng(0), count // 2).repeat(2, axis=0))
+    found = find_duplicates(dd.from_pandas(table, npartitions=1), distance=0, keep="first")
+    query = found[["__key__", *COLUMNS]].optimize()
+    types = query.compute().dtypes
+    assert types["duplicate.group"] == "int64[pyarrow]"
+    assert types["duplicate.distance"] == "int32[pyarrow]"
+    rest = len(cloudpickle.dumps(dict(dd.from_pandas(table, npartitions=1).__dask_graph__())))
+    assert len(cloudpickle.dumps(dict(query.__dask_graph__()))) - rest < 30 * count
