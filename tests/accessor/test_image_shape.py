@@ -56,8 +56,15 @@ def read(path, **options):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("source", SOURCES)
-@pytest.mark.parametrize("which", [{0}, {3}, {1, 2}, {0, 3}, set()], ids=str)
+@pytest.mark.parametrize(
+    ("source", "which"),
+    [
+        *((source, {1, 2}) for source in SOURCES),
+        *(("another filter", which) for which in ({0}, {3}, {0, 3})),
+        *((source, set()) for source in ("the images have one size", "late decode", "shuffled")),
+    ],
+    ids=str,
+)
 def test_partitions_without_rows_are_stacked_with_the_others(same_size, source, which):
     stacked = some(SOURCES[source](same_size), which).images.stack()
     want = [KEYS.index(key) for key in KEYS if int(key[0]) in which]

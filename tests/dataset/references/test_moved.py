@@ -85,8 +85,19 @@ MOVES = {
 }
 
 
+# Another operation of the list moves rows by the same node.
+ONLY_NIGHTLY = {"shuffle by the index", "sort by two", "random_split", "nsmallest"}
+ONLY_NIGHTLY |= {"renamed", "few columns", "queried", "merge with many rows of an image"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", MOVES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=[pytest.mark.nightly] if name in ONLY_NIGHTLY else [])
+        for name in MOVES
+    ],
+)
 def test_moved_rows_are_those_that_are_moved_with_their_pixels(ddf, name):
     moved = MOVES[name](ddf)
     assert decodes(moved) == 1

@@ -159,8 +159,18 @@ WRITERS = [Parquet, Shards, Resumed, Checkpoint, Index, CombinedIndex]
 
 
 @pytest.mark.parametrize("count", [2, pytest.param(1000, marks=pytest.mark.nightly)])
-@pytest.mark.parametrize("had_one", [True, False], ids=["over an old one", "new"])
-@pytest.mark.parametrize("kind", WRITERS)
+@pytest.mark.parametrize(
+    ("kind", "had_one"),
+    [
+        *((kind, True) for kind in WRITERS),
+        (Parquet, False),
+        (Checkpoint, False),
+        *(
+            pytest.param(kind, False, marks=pytest.mark.nightly)
+            for kind in (Shards, Resumed, Index, CombinedIndex)
+        ),
+    ],
+)
 def test_a_writer_that_dies_leaves_the_old_or_the_new_or_a_gap_that_is_seen(
     kind, had_one, count, source, tmp_path, seed
 ):
