@@ -385,8 +385,9 @@ class Images(ABC, Generic[Frame, Series]):
 
         Notes
         -----
-        In a :func:`~dask_image_ingest.checkpoint` to a local folder, each result is written when it
-        is there. A killed run repeats only the calls that were waiting.
+        In a :func:`~dask_image_ingest.checkpoint` each result is written when it is there, to an
+        object store every five seconds. A killed run repeats only the calls that were waiting, and
+        there those of the last five seconds. Interrupting it ends the calls.
 
         Examples
         --------

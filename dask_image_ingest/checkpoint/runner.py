@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -33,7 +34,7 @@ from dask_image_ingest.dask_internals import cull
 from dask_image_ingest.dataset import Partition, Scan, files_read, searches_of_frame, warn_user
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.frames import backend_of, with_urls
-from dask_image_ingest.ops import journaled
+from dask_image_ingest.ops import journal_owner, journaled
 from dask_image_ingest.storage import (
     JOURNAL,
     LOCK,
@@ -43,6 +44,7 @@ from dask_image_ingest.storage import (
     Shard,
     acquire,
     begin_run,
+    end_run,
     find_beside,
     find_shards,
     local_path,
@@ -187,7 +189,9 @@ class _Run:
         }
         needed = dict(zip(self.names, self.splits, strict=True))
         missing = {name: split for name, split in needed.items() if name not in parts}
-        logger.info("%d of %d partitions are stored", len(needed) - len(missing), len(needed))
+        done, begun = len(needed) - len(missing), self._begun(missing)
+        rows = f", and rows of {begun} more" if begun else ""
+        logger.info("%d of %d partitions are stored%s", done, len(needed), rows)
         parts |= self._compute(missing, check_lock)
         parts = {name: parts[name] for name in sorted(parts)}
         check_lock()
@@ -195,6 +199,11 @@ class _Run:
         self.output.remove(self._superfluous(parts))
         self.output.remove_staging()
         return self.stored(parts)
+
+    def _begun(self, missing: Mapping[str, Partition]) -> int:
+        """The number of missing partitions with a journal of rows."""
+        files = self.output.sizes(STAGING) if missing else ()
+        return len({*map(journal_owner, files)} & missing.keys())
 
     def _compute(
         self, missing: Mapping[str, Partition], check_lock: Callable[[], None]
@@ -217,7 +226,13 @@ class _Run:
             _Task(cull(graph, [key]), key, name, shards_of(split) if is_checked else ())
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
-        results = one_task_per_item(partial(_store, context=context), tasks)
+        try:
+            results = one_task_per_item(partial(_store, context=context), tasks)
+        except BaseException:
+            # Threads and workers finish their tasks: those of `map_rows` would call on for hours.
+            with suppress(Exception):
+                end_run(self.output, context.run)
+            raise
         done = dict(zip(missing, results, strict=True))
         skipped = {missing[name][0].url: why for name, why in done.items() if isinstance(why, str)}
         if skipped:
@@ -270,7 +285,7 @@ class _Task:
 
 def _store(task: _Task, context: _Context) -> PartitionFile | str:
     """Compute a partition and store it atomically; or return why its shard cannot be read."""
-    with journaled(context.output, task.name):
+    with journaled(context.output, task.name, context.run):
         return _compute_and_store(task, context)
 
 

@@ -13,7 +13,7 @@ from dask_image_ingest.ops.map_batches import (
     make_batch_map,
     unwrapped,
 )
-from dask_image_ingest.ops.map_rows import journaled, make_row_map
+from dask_image_ingest.ops.map_rows import journal_owner, journaled, make_row_map
 from dask_image_ingest.ops.stack import (
     add_levels,
     count_levels,
@@ -35,6 +35,7 @@ __all__ = [
     "encode",
     "encoded_images",
     "first_row",
+    "journal_owner",
     "journaled",
     "make_batch_map",
     "make_row_map",

@@ -1,8 +1,8 @@
 """``map_rows``: a function that waits, such as for a server, called for several rows at once.
 
 Calls of all partitions of a process run on one event loop in a thread of its own, at most
-``concurrency`` at a time: coroutines on the loop, other functions in threads. In a checkpoint each
-result is appended to a journal, so that a killed run does not repeat it.
+``concurrency`` at a time: coroutines on the loop, other functions in threads. In a checkpoint
+results are written to a journal, so that a killed run does not repeat them.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import random
 import socket
 import threading
 import time
+import uuid
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,7 +43,7 @@ from dask_image_ingest.ops.map_batches import (
     waits,
 )
 from dask_image_ingest.ops.outputs import checked_images, value_array
-from dask_image_ingest.storage import STAGING, OutputStore
+from dask_image_ingest.storage import STAGING, OutputStore, refuse_ended_run, refuse_other_run
 from dask_image_ingest.user_functions import stable_token
 
 # --- the loop of this process -------------------------------------------------------------------
@@ -56,7 +57,7 @@ class _Calls:
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
-        self.threads = ThreadPoolExecutor(_MOST_THREADS, "image-ingest-call")
+        self._threads = ThreadPoolExecutor(_MOST_THREADS, "image-ingest-call")
         # Token of a function and its limit → the slots that all partitions share.
         self._slots: WeakValueDictionary[Any, _Slots] = WeakValueDictionary()
         # Of the last functions, so that failures are counted over partitions.
@@ -72,6 +73,10 @@ class _Calls:
             slots = self._slots[token, concurrency] = _Slots(concurrency)
             self._recent.append(slots)
         return slots
+
+    async def in_thread(self, function: Callable[[], Any]) -> Any:
+        """The result of a function that blocks."""
+        return await self.loop.run_in_executor(self._threads, function)
 
     def run(self, coroutine: Any) -> Any:
         """The result of a coroutine on the loop; an interrupt cancels it."""
@@ -203,7 +208,9 @@ class RowMap(BatchMap):
             outcomes[row] = outcome
             slots.succeeded()
             if journal is not None:
-                journal.append(keys[row], outcome)
+                journal.add(keys[row], outcome)
+                if rows := journal.due():
+                    await calls.in_thread(functools.partial(journal.write, rows))
 
         with contextlib.suppress(_EndedError):
             try:
@@ -344,7 +351,7 @@ async def _called(function: Callable[..., Any], arguments: list[Any], calls: _Ca
     if waits(function):
         return await function(*arguments)
     call = functools.partial(function, *arguments)
-    result = await calls.loop.run_in_executor(calls.threads, call)
+    result = await calls.in_thread(call)
     return await result if inspect.isawaitable(result) else result
 
 
@@ -475,24 +482,39 @@ def _retry_after(error: BaseException) -> float:
 
 # --- the journal --------------------------------------------------------------------------------
 
+# Seconds between files of a journal in an object store, where a file cannot be appended to.
+_WRITTEN_EVERY = 5.0
+
+_SUFFIX = ".rows"
+
 
 class RowJournal:
-    """Results of single rows of a partition, in a file to which each is appended when it is there.
+    """Results of single rows of a partition, in files of the staging folder.
 
-    A line is a row: its key, its outputs as an Arrow message, and a checksum. Lines that a kill has
-    cut are skipped. The key is a digest of the function's name and arguments; the file belongs to
-    one query and partition.
+    On a local file system each is appended to one file when it is there. In an object store those
+    of some seconds are a file. A line is a row: its key, its outputs as an Arrow message, and a
+    checksum. Lines that a kill has cut are skipped. The key is a digest of the function's name and
+    arguments; the files belong to one query and partition.
     """
 
-    def __init__(self, output: OutputStore, name: str) -> None:
+    def __init__(self, output: OutputStore, name: str, run: str) -> None:
         self._output = output
-        self._name = f"{STAGING}/{name}.rows"
+        self._name = name
+        self._run = run
+        self._pending: list[bytes] = []
+        self._written_at = time.monotonic()
+
+    def _files(self) -> list[str]:
+        files = self._output.sizes(STAGING)
+        return [f"{STAGING}/{file}" for file in files if journal_owner(file) == self._name]
 
     @functools.cached_property
     def _stored(self) -> dict[str, bytes]:
         """Key → message."""
         stored = {}
-        for line in (self._output.read(self._name) or b"").split(b"\n"):
+        for line in b"\n".join(self._output.read(file) or b"" for file in self._files()).split(
+            b"\n"
+        ):
             key, _, rest = line.partition(b" ")
             message, _, checksum = rest.partition(b" ")
             with contextlib.suppress(ValueError):
@@ -507,35 +529,67 @@ class RowJournal:
             return None
         return pa.ipc.read_record_batch(pa.py_buffer(message), schema)
 
-    def append(self, key: str, outputs: pa.RecordBatch) -> None:
-        """Store the outputs of a row: they survive a kill of the process."""
+    def add(self, key: str, outputs: pa.RecordBatch) -> None:
+        """Add the outputs of a row, to be written."""
         message = base64.b64encode(outputs.serialize())
         # The newline comes first, since a kill may have cut the line before.
-        line = b"\n%s %s %08x" % (key.encode(), message, zlib.crc32(message))
-        self._output.append(self._name, line)
+        self._pending.append(b"\n%s %s %08x" % (key.encode(), message, zlib.crc32(message)))
+
+    def due(self) -> bytes:
+        """The rows to write now, if it is time; they are given once."""
+        waited = time.monotonic() - self._written_at
+        return self.pending() if self._output.can_append or waited >= _WRITTEN_EVERY else b""
+
+    def pending(self) -> bytes:
+        """The rows that are not written; they are given once."""
+        lines, self._pending = self._pending, []
+        self._written_at = time.monotonic()
+        return b"".join(lines)
+
+    def write(self, rows: bytes) -> None:
+        """Write rows: they survive a kill of the process.
+
+        Raises
+        ------
+        ExportError
+            If another run writes, or this one was stopped.
+        """
+        refuse_other_run(self._output, self._run)
+        if self._output.can_append:
+            self._output.append(f"{STAGING}/{self._name}{_SUFFIX}", rows)
+        else:
+            self._output.put(f"{STAGING}/{self._name}.{uuid.uuid4().hex}{_SUFFIX}", rows)
+        refuse_ended_run(self._output, self._run)
 
     def remove(self) -> None:
-        """Remove the file: the partition is stored."""
+        """Remove the files: the partition is stored."""
         if "_stored" in vars(self):
-            self._output.remove([self._name])
+            self._output.remove(self._files())
+
+
+def journal_owner(file: str) -> str | None:
+    """The name of the partition that a journal belongs to; None for another file."""
+    if not file.endswith(_SUFFIX):
+        return None
+    name, dot, _ = file.removesuffix(_SUFFIX).partition(".parquet")
+    return name + dot
 
 
 _journal: ContextVar[RowJournal | None] = ContextVar("journal", default=None)
 
 
 @contextlib.contextmanager
-def journaled(output: OutputStore, name: str) -> Iterator[None]:
-    """Keep the results of ``map_rows`` in this thread, until the context ends without an error.
-
-    Object stores can't append to a file, so there is no journal.
-    """
-    if not output.can_append:
-        yield
-        return
-    journal = RowJournal(output, name)
+def journaled(output: OutputStore, name: str, run: str) -> Iterator[None]:
+    """Keep the results of ``map_rows`` in this thread, until the context ends without an error."""
+    journal = RowJournal(output, name, run)
     token = _journal.set(journal)
     try:
         yield
+    except BaseException:
+        with contextlib.suppress(Exception):
+            if rows := journal.pending():
+                journal.write(rows)
+        raise
     finally:
         _journal.reset(token)
     journal.remove()

@@ -13,7 +13,15 @@ from dask_image_ingest.storage.listing import (
 )
 from dask_image_ingest.storage.open import open_file, open_late, open_shard
 from dask_image_ingest.storage.output import open_output
-from dask_image_ingest.storage.output.lock import LOCK, RUN, acquire, begin_run, refuse_other_run
+from dask_image_ingest.storage.output.lock import (
+    LOCK,
+    RUN,
+    acquire,
+    begin_run,
+    end_run,
+    refuse_ended_run,
+    refuse_other_run,
+)
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
     EXPORT_ADVICE,
@@ -102,6 +110,7 @@ __all__ = [
     "by_folder",
     "common_root",
     "describe_bytes",
+    "end_run",
     "find_beside",
     "find_listed",
     "find_shards",
@@ -120,6 +129,7 @@ __all__ = [
     "open_output",
     "open_parquet",
     "open_shard",
+    "refuse_ended_run",
     "refuse_other_run",
     "refuse_sources",
     "refuse_unfinished",

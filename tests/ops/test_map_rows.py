@@ -13,6 +13,7 @@ from collections import Counter
 
 import aiohttp
 import dask
+import fsspec
 import numpy as np
 import pandas as pd
 import pytest
@@ -385,6 +386,72 @@ def test_a_server_of_one_second_is_asked_sixty_times_a_second(tmp_path):
     repeated = len(set(before) & set(after))
     print(f"{len(before) + len(after)} requests in {seconds:.0f} s, {repeated} of rows repeated")
     assert repeated <= 64
+
+
+@pytest.mark.parametrize("every", [0.0, 1000.0])
+def test_a_killed_checkpoint_in_an_object_store_keeps_the_rows_written(
+    tmp_path, monkeypatch, every, caplog
+):
+    monkeypatch.setattr("dask_image_ingest.ops.map_rows._WRITTEN_EVERY", every)
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 3, 10)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    asked, store = [], fsspec.filesystem("memory").store
+    url = f"memory://{tmp_path}"
+    at_the_kill = {}
+
+    async def name(key):
+        if len(asked) == 25:
+            at_the_kill.update({path: bytes(file.getbuffer()) for path, file in store.items()})
+            raise RuntimeError("killed")
+        asked.append(key)
+        return f"of {key}"
+
+    named = ddf.images.map_rows(name, {"o": "string"}, inputs=["__key__"], concurrency=1)
+    with dask.config.set(scheduler="synchronous"), caplog.at_level("INFO", "dask_image_ingest"):
+        with pytest.raises(dii.FunctionError):
+            dii.checkpoint(named, url, version="1")
+        first = [*asked]
+        for path in [path for path in store if str(tmp_path) in path]:
+            del store[path]
+        for path, content in at_the_kill.items():
+            if not path.endswith("_lock"):  # of a dead process: it would be watched for a while
+                fsspec.filesystem("memory").pipe_file(path, content)
+        asked[:] = [None]  # no kill
+        stored = dii.checkpoint(named, url, version="1")
+    again = [key for key in asked[1:] if key in first]
+    assert again == ([] if every == 0 else first[20:25])
+    assert stored["o"].compute().tolist() == [f"of {key}" for key in stored["__key__"].compute()]
+    assert len(stored) == 30
+    kept = ", and rows of 1 more" if every == 0 else ""
+    assert caplog.messages[-1].endswith(f"2 of 3 partitions are stored{kept}")
+    assert not [path for path in store if str(tmp_path) in path and "_staging" in path]
+
+
+def test_an_interrupted_checkpoint_calls_no_more(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 2, 1000)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    asked = []
+
+    async def name(key):
+        asked.append(key)
+        await asyncio.sleep(0.01)
+        return f"of {key}"
+
+    named = ddf.images.map_rows(name, {"o": "string"}, inputs=["__key__"], concurrency=4)
+
+    def interrupt():
+        until(lambda: len(asked) > 20)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt), dask.config.set(scheduler="threads"):
+        dii.checkpoint(named, str(tmp_path / "out"), version="1")
+    time.sleep(0.3)  # the calls that waited
+    before = len(asked)
+    time.sleep(0.5)
+    assert 0 < len(asked) == before < 2000
 
 
 @pytest.mark.rounds(2, nightly=50)

@@ -36,6 +36,9 @@ LOCK = "_lock"
 #: The file with the id of the current run.
 RUN = f"{STAGING}/run"
 
+# The file with the id of a run that was interrupted, or has failed.
+_ENDED = f"{STAGING}/ended"
+
 # Seconds between renewals of a record, and how many of these it is watched before a takeover.
 _RENEWED_EVERY = 10.0
 _WATCHED_FOR = 3
@@ -96,6 +99,22 @@ def begin_run(output: OutputStore) -> str:
     run = uuid.uuid4().hex
     output.put(RUN, run.encode())
     return run
+
+
+def end_run(output: OutputStore, run: str) -> None:
+    """Note that a run was interrupted, or has failed: its tasks may finish, and begin no more."""
+    output.put(_ENDED, run.encode())
+
+
+def refuse_ended_run(output: OutputStore, run: str) -> None:
+    """Refuse to go on in a task whose run was stopped.
+
+    Raises
+    ------
+    ExportError
+    """
+    if output.read(_ENDED) == run.encode():
+        raise ExportError(f"the run that writes to {output.url} was stopped: its tasks end, too")
 
 
 def refuse_other_run(output: OutputStore, run: str) -> None:
