@@ -132,6 +132,9 @@ class BatchFunction:
             instance = self.function
             if isinstance(unwrapped(self.function), type):
                 instance = models.get(self.token, self.function)
+            # Not `__call__` of a function, which does not tell that it is `async def`.
+            if self.method == "__call__":
+                return instance
             called: Callable[..., Any] = getattr(instance, self.method)
             return called
         except DaskImageIngestError:
