@@ -37,9 +37,10 @@ _HEARTBEAT = 0.6
 _WIDTH = 10  # characters of the bar
 
 #: Names of the metrics.
-DECODED, BAD, WRITTEN, SEARCHED = _METRICS = (
+DECODED, BAD, ANSWERED, WRITTEN, SEARCHED = _METRICS = (
     "images decoded",
     "images not decoded",
+    "rows answered",
     "samples written",
     "hashes searched",
 )
@@ -66,7 +67,8 @@ def progress(file: TextIO | None = None) -> Iterator[None]:
     """Show the progress of everything that is listed, computed and written inside.
 
     A line shows the tasks and images done, images per second, images that could not be decoded,
-    samples that an export has written, and an estimate of the time left::
+    rows for which the function of ``map_rows`` has answered, samples that an export has written,
+    and an estimate of the time left::
 
         48/120 tasks in 61 s, 12,288 images (201/s), 3 bad, about 92 s left
 
@@ -81,8 +83,8 @@ def progress(file: TextIO | None = None) -> Iterator[None]:
 
     Notes
     -----
-    On a cluster, tasks and images of its other users are counted too. Image counts come with the
-    workers' heartbeats, up to a few seconds late. With ``scheduler="processes"`` images are not
+    On a cluster, tasks and images of its other users are counted too, and images and rows come when
+    their task is done. With ``scheduler="processes"`` images are not
     counted.
 
     Examples
@@ -174,7 +176,7 @@ class _Work(Callback):
         """The line; empty in the first second of the first task."""
         with contextlib.suppress(Exception):  # the last counts if the scheduler can't be reached
             self._now = self._counts()
-        done, decoded, bad, written, searched = (
+        done, decoded, bad, answered, written, searched = (
             self._now[name] - self._before[name] for name in ("done", *_METRICS)
         )
         tasks = done + self._now["left"]
@@ -190,6 +192,8 @@ class _Work(Callback):
             parts.append(f"{decoded:,} images ({decoded / seconds:,.0f}/s)")
         if bad:
             parts.append(f"{bad:,} bad")
+        if answered:
+            parts.append(f"{answered:,} rows answered ({answered / seconds:,.0f}/s)")
         if written:
             parts.append(f"{written:,} written ({written / seconds:,.0f}/s)")
         if searched:

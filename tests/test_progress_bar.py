@@ -5,6 +5,7 @@ Slow listings say how far they are, where somebody looks; quick ones say nothing
 
 from __future__ import annotations
 
+import asyncio
 import io
 import re
 import sys
@@ -131,6 +132,29 @@ def test_images_and_bad_ones_are_counted(on_cluster, request, mixed):
     assert done == tasks >= 6
     assert written is None
     assert (images, bad) == (50, 10)
+
+
+async def answers(key):
+    await asyncio.sleep(0.1)
+    if key.endswith("7"):
+        raise ValueError(key)
+    return key
+
+
+@pytest.mark.parametrize("on_cluster", [False, True])
+def test_rows_with_an_answer_are_counted(on_cluster, request, mixed):
+    scheduler = request.getfixturevalue("client") if on_cluster else "synchronous"
+    ddf = dii.read_webdataset_images(mixed, backend="pandas")
+    named = ddf.images.map_rows(
+        answers, {"o": "string"}, inputs=["__key__"], concurrency=2, errors="null"
+    )
+    out = Terminal()
+    with dask.config.set(scheduler=scheduler), dii.progress(out):
+        named["o"].compute()
+    counts = list(map(int, re.findall(r"(\d+) rows answered \(\d+/s\)", out.getvalue())))
+    assert counts[-1] == 27
+    if not on_cluster:  # else they come with their task
+        assert len({*counts}) > 2
 
 
 def test_samples_that_an_export_writes_are_counted(mixed, tmp_path, monkeypatch):

@@ -23,7 +23,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -33,6 +33,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.computing import ANSWERED, count
 from dask_image_ingest.frames import IMAGE, backend_of, get_backend
 from dask_image_ingest.ops.arrow_rows import ResultError
 from dask_image_ingest.ops.inputs import InputColumn
@@ -172,7 +173,9 @@ class RowMap(BatchMap):
                 keys.append(stable_token((what, arguments), functions=False))
             outcomes = [journal.read(key, self._schema) for key in keys]
         calls = _calls_of_process()
-        calls.run(self._complete(outcomes, columns, keys, journal, calls))
+        # In the context of this task, whose worker reports what it counts.
+        report = functools.partial(copy_context().run, count, ANSWERED)
+        calls.run(self._complete(outcomes, columns, keys, journal, calls, report))
         done, failures, batches = [], dict[int, str](), []
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, _Failed):
@@ -189,6 +192,7 @@ class RowMap(BatchMap):
         keys: Sequence[str],
         journal: RowJournal | None,
         calls: _Calls,
+        report: Callable[[], None],
     ) -> None:
         """Call the function for all rows without an outcome, unless one fails for good."""
         function = self.function.get()
@@ -207,6 +211,7 @@ class RowMap(BatchMap):
                 return
             outcomes[row] = outcome
             slots.succeeded()
+            report()
             if journal is not None:
                 journal.add(keys[row], outcome)
                 if rows := journal.due():
@@ -233,18 +238,18 @@ class RowMap(BatchMap):
         self, function: Callable[..., Any], arguments: Callable[[], list[Any]], calls: _Calls
     ) -> pa.RecordBatch | _Failed:
         """The outputs for one row, after retries."""
-        count = 0
+        tries = 0
         while True:
-            count += 1
+            tries += 1
             try:
                 result = await _called(function, arguments(), calls)
                 return self._batch(result)
             except BaseException as error:  # an interrupt would end the loop
                 if isinstance(error, asyncio.CancelledError) and _is_cancelled():
                     raise
-                pause = pause_before_retry(error, count) if count <= self.retries else None
+                pause = pause_before_retry(error, tries) if tries <= self.retries else None
                 if pause is None:
-                    return _Failed(error, count)
+                    return _Failed(error, tries)
             await asyncio.sleep(pause)
 
     def _costs_a_row(self, failed: _Failed) -> bool:
