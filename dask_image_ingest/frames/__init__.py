@@ -16,6 +16,7 @@ from dask_image_ingest.frames.arrow_types import (
     nesting,
     parse_type,
     tensor_type,
+    type_name,
 )
 from dask_image_ingest.frames.backend import (
     Backend,
@@ -102,6 +103,7 @@ __all__ = [
     "tensor_array",
     "tensor_type",
     "this_machine",
+    "type_name",
     "with_urls",
     "without",
     "workers",

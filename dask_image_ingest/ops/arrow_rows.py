@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import is_list, is_value, tensor_array, tensor_type
+from dask_image_ingest.frames import is_list, is_value, tensor_array, tensor_type, type_name
 
 # Casts numbers to a dtype, on the host; raises a ResultError if it can't hold one.
 Numbers = Callable[[Any, np.dtype], np.ndarray]
@@ -138,5 +138,5 @@ def _structs(
 def _misfit(name: str, rows: Sequence[Any], type_: pa.DataType, why: str = "") -> ResultError:
     some = rows[0] if len(rows) == 1 else list(rows)
     return ResultError(
-        f"{shown(some)} in {name!r}", f", and outputs= says {type_} for each image{why}"
+        f"{shown(some)} in {name!r}", f", and outputs= says {type_name(type_)} for each image{why}"
     )

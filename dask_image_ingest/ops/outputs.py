@@ -25,6 +25,7 @@ from dask_image_ingest.frames import (
     is_value,
     parse_type,
     tensor_type,
+    type_name,
 )
 from dask_image_ingest.ops.arrow_rows import ResultError, arrow_rows
 
@@ -94,7 +95,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     if not shape and array.shape[1:] == (1,):  # as a layer of one output gives
         array = array[:, 0]
     if array.ndim != 1 + len(shape) or any(
-        wanted not in (None, given) for wanted, given in zip(shape, array.shape[1:], strict=True)
+        wanted not in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
     ):
         item = (
             "a vector"
@@ -103,8 +104,8 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
             if shape
             else "a number"
         )
-        type_name = f"{dtype}" if array.ndim == 1 else f"list<{dtype}>"
-        advice = f": say outputs={{{name!r}: {type_name!r}}}" if array.ndim in (1, 2) else ""
+        given = f"{dtype}" if array.ndim == 1 else f"list<{dtype}>"
+        advice = f": say outputs={{{name!r}: {given!r}}}" if array.ndim in (1, 2) else ""
         raise ResultError(
             f"{name!r} of shape {array.shape}",
             f", and outputs= says that it is {item} for each image{advice}",
@@ -192,7 +193,7 @@ def _length(value: Any) -> int | None:
 def _not_rows(values: Any, type_: pa.DataType) -> ResultError:
     return ResultError(
         shown(values),
-        f", and outputs= says {type_}: give a list with one value for each image",
+        f", and outputs= says {type_name(type_)}: give a list with one value for each image",
     )
 
 

@@ -229,7 +229,8 @@ class Thumbnails:
 
     def __repr__(self) -> str:
         bad = sum(card.error is not None for card in self.cards)
-        return f"<{len(self)} thumbnails, {bad} without an image: shown in a notebook, or save()>"
+        count = "1 thumbnail" if len(self) == 1 else f"{len(self)} thumbnails"
+        return f"<{count}, {bad} without an image: shown in a notebook, or save()>"
 
     def _repr_html_(self) -> str:
         return f"<style>{STYLE}{_CHART_STYLE * bool(self._above)}</style>{self._above}{self.html()}"

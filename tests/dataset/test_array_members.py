@@ -130,7 +130,7 @@ GOOD = saved(np.arange(4, dtype="f4"))
 )
 def test_what_is_no_array_of_the_type_is_null_with_a_warning(tmp_path, bad):
     with pytest.warns(
-        UserWarning, match=r"1 of 3 values of 'npy' are not list<.*first that of '001'"
+        UserWarning, match=r"1 of 3 values of 'npy' are not list<float32> and .*first that of '001'"
     ):
         found = column_of(tmp_path, [GOOD, bad, GOOD], "list<float32>")
     assert pa.array(found).to_pylist() == [[0, 1, 2, 3], None, [0, 1, 2, 3]]

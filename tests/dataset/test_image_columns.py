@@ -191,10 +191,11 @@ def test_any_chain_of_operations_keeps_pictures_and_masks_with_their_rows(
     check(found, witness, keys, names)
 
 
-def test_rows_are_kept_by_the_errors_of_each_image(ddf, paths, witness):
+def test_rows_are_kept_by_the_errors_of_each_image(ddf, paths, witness, caplog):
     whole = {key for key, row in witness.items() if row[2] is not None}
     good = ddf[ddf["mask.error"].isna()]
     check(good.compute(), witness, whole)
+    assert any("images of 'mask' could not be decoded, first that of" in m for m in caplog.messages)
     bad = ddf[ddf["mask.error"].notnull() & ddf["error"].isna()]
     assert set(bad["__key__"].compute()) == set(witness) - whole
     dropped = dii.read_webdataset_images(paths, image=IMAGES, backend="pandas", errors="drop")

@@ -151,7 +151,7 @@ class TestOtherAnswers:
             ),
             ("list<float32>", [[1], 2, [1, 2], [1]], "a vector for each image"),
             ("list<int8>", [[1], [1, 200], [1], None], "200 in 'o', which int8 can't hold"),
-            ("list<string>", ["a", ["b"], [], None], "gave 'a' in 'o'.*list<item: string>"),
+            ("list<string>", ["a", ["b"], [], None], "gave 'a' in 'o'.*list<string>"),
             ("list<string>", [["a"], ["b", 1], [], None], r"gave \['b', 1\] in 'o'"),
             ("list<list<float32>>", [[[1]], [1], [], None], "gave 1 in 'o'"),
             ("struct<a: int64>", [{"a": 1}, {"b": 1}, None, {}], "give dicts of a"),

@@ -182,7 +182,7 @@ def decode_rows(
     shapes = np.concatenate([piece.shapes for piece in pieces])
     per_piece = [piece.itemsizes for piece in pieces if piece.itemsizes is not None]
     itemsizes = np.concatenate(per_piece) if len(per_piece) == len(pieces) else None
-    _report(errors, encoded.origin, images.errors)
+    _report(errors, encoded.origin, images)
     return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
@@ -211,7 +211,7 @@ def check_size(what: str, nbytes: int, largest: int) -> None:
 
 
 def _report(
-    errors: Sequence[str | None], origin: Callable[[int], Origin], policy: ErrorPolicy
+    errors: Sequence[str | None], origin: Callable[[int], Origin], images: ColumnDecode
 ) -> None:
     """Log how many images failed, or raise for the first."""
     # An unmatched row of a merge has no image and the error "", which is no failure.
@@ -221,16 +221,19 @@ def _report(
     first, error = origin(failed[0]), errors[failed[0]]
     named = first.name.startswith("sample")
     where = f"{first.shard}: " if first.shard else ""
-    if policy == "raise":
+    is_main = images.image == "image"
+    if images.errors == "raise":
+        what = "the image of " if is_main else f"{images.image!r} of "
         raise ImageDecodeError(
-            f"{where}{'the image of ' if named else ''}{first.name} can't be decoded: "
+            f"{where}{what if named else ''}{first.name} can't be decoded: "
             f"{error}. Pass errors='null' to get it as a row without an image"
         )
     logger.warning(
-        "%s%d of %d images could not be decoded, first %s: %s",
+        "%s%d of %d images%s could not be decoded, first %s: %s",
         where,
         len(failed),
         len(errors),
+        "" if is_main else f" of {images.image!r}",
         f"that of {first.name}" if named else first.name,
         error,
     )

@@ -32,7 +32,7 @@ from dask_image_ingest.decode import (
     read_header,
 )
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
-from dask_image_ingest.frames import encoded_memory, references_of_fields
+from dask_image_ingest.frames import encoded_memory, references_of_fields, type_name
 from dask_image_ingest.index import (
     IndexFile,
     StoredIndex,
@@ -346,7 +346,7 @@ class SampleRows(ImageRows):
         is_text = component.type == pa.string() and component.path is None
         if is_text:
             advice = f"components={{..., {component.extension!r}: 'binary'}} keeps their bytes"
-        problem = "not UTF-8" if is_text else f"not {component.type}"
+        problem = "not UTF-8" if is_text else f"not {type_name(component.type)}"
         self._warn_of_nulls(component, misfits, problem, advice)
         problem = f"larger than max_member_bytes={limit:,}"
         self._warn_of_nulls(component, too_large, problem, "pass a larger one to have them")
