@@ -140,12 +140,14 @@ def find_duplicates(
     connected by near pairs are then compared with each other. Rows that have no fingerprint are
     kept.
 
-    The ``"best"`` image has the largest (height × width)^0.575 × ``quality.detail`` × bits a
-    pixel^0.05, of the stored size, and of at most 8 bits. So the larger of two copies stays, unless
-    it was only enlarged; of equal sizes the one that lost least in encoding. Sharpening and noise
-    count as detail. ``quality.detail`` is computed in the decode of the fingerprints. For
-    ``"bytes"`` and ``"pixels"``, and in frames without images and this column, the best is the
-    largest, with ties to the most encoded bytes.
+    The ``"best"`` image has the largest (height × width)^0.575 × max(d, 0.3), of the stored size,
+    with d = ``quality.detail`` × bits a pixel^0.05, of at most 8 bits. So the larger of two copies
+    stays, unless it was only enlarged; of equal sizes the one that lost least in encoding.
+    Sharpening and noise count as detail. Smooth pictures, drawings and pages of text have d below
+    0.3: there the larger stays even if it was enlarged, with ties to PNG, BMP and PNM, then to the
+    most encoded bytes. ``quality.detail`` is computed in the decode of the
+    fingerprints. For ``"bytes"`` and ``"pixels"``, and in frames without images and this column,
+    the best is the largest, with the same ties.
 
     Drop bad images before, not after: one of them may be the row that is kept.
 

@@ -245,14 +245,25 @@ _AREA = "height × width"
 # Another: how much of the picture an image still shows, see `_detail_of_picture`.
 _DETAIL = "detail of the picture"
 
+# Another: 1 for a format without losses.
+_LOSSLESS = "lossless"
+_LOSSLESS_FORMATS = pa.array(["png", "bmp", "pnm"])
+
 # The columns of the frame that each of these is computed from; of `_DETAIL`, nbytes is optional.
-_SOURCES = {_AREA: ("height", "width"), _DETAIL: ("quality.detail", "height", "width")}
+_SOURCES = {
+    _AREA: ("height", "width"),
+    _DETAIL: ("quality.detail", "height", "width"),
+    _LOSSLESS: ("format",),
+}
 
 # More bits a pixel lose no less: JPEG of the highest quality needs about as many.
 _MOST_BITS = 8
 
+# Less detail of a pixel does not prove that an image was enlarged: it may be of a smooth picture.
+_LEAST_DETAIL = 0.3
+
 # The columns that rows are ranked by, for each ``keep=``.
-_KEEP = {"largest": (_AREA,), "best": (_DETAIL, _AREA, "nbytes"), "first": ()}
+_KEEP = {"largest": (_AREA,), "best": (_DETAIL, _AREA, _LOSSLESS, "nbytes"), "first": ()}
 
 
 @dataclass(frozen=True)
@@ -340,7 +351,7 @@ def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
             )
         rank_by = (keep,)
     if keep == "best":
-        optional = {_DETAIL: "quality.detail", "nbytes": "nbytes"}
+        optional = {_DETAIL: "quality.detail", _LOSSLESS: "format", "nbytes": "nbytes"}
         rank_by = tuple(n for n in rank_by if optional.get(n) in (None, *frame.columns))
     missing = [name for name in ranking_columns(rank_by) if name not in frame.columns]
     if missing:
@@ -472,6 +483,9 @@ def _as_number(table: pa.Table, name: str) -> pa.Array:
         return pc.multiply(*(_cast(table[side], side, pa.float64()) for side in _SOURCES[_AREA]))
     if name == _DETAIL:
         return _detail_of_picture(table)
+    if name == _LOSSLESS:
+        formats = _cast(table["format"], "format", pa.string())
+        return pc.is_in(formats, _LOSSLESS_FORMATS).cast(pa.float64())
     try:
         values = table[name].cast(pa.float64())
     except (pa.ArrowException, TypeError):
@@ -483,18 +497,22 @@ def _as_number(table: pa.Table, name: str) -> pa.Array:
 
 
 def _detail_of_picture(table: pa.Table) -> pa.Array:
-    """Detail of each pixel × (height × width)^0.575 × bits a pixel^0.05, at most 8 of these.
+    """(height × width)^0.575 × the detail of a pixel, which is at least `_LEAST_DETAIL`.
 
     The detail of a pixel is the smaller the more the image was enlarged: times the side, it is the
     same for an original and its enlargement, or less. The power, a little more than the side's,
-    prefers the larger of two soft images; the bits a pixel matter where all else is nearly equal.
+    prefers the larger of two soft images. Below the least detail, the larger stays.
     """
-    area = _as_number(table, _AREA)
+    detail = pc.max_element_wise(_detail_of_pixel(table), _LEAST_DETAIL, skip_nulls=False)
+    return pc.multiply(detail, pc.power(_as_number(table, _AREA), 0.575))
+
+
+def _detail_of_pixel(table: pa.Table) -> pa.Array:
+    """`quality.detail` × bits a pixel^0.05, at most 8 of these: they matter in near ties."""
     detail = _cast(table["quality.detail"], "quality.detail", pa.float64())
-    detail = pc.multiply(detail, pc.power(area, 0.575))
     if "nbytes" in table.column_names:
-        bits = _cast(table["nbytes"], "nbytes", pa.float64())
-        bits = pc.divide(pc.multiply(bits, 8.0), area)
+        bits = pc.multiply(_cast(table["nbytes"], "nbytes", pa.float64()), 8.0)
+        bits = pc.divide(bits, _as_number(table, _AREA))
         bits = pc.fill_null(pc.min_element_wise(bits, float(_MOST_BITS)), 1.0)
         detail = pc.multiply(detail, pc.power(bits, 0.05))
     return pc.if_else(pc.is_nan(detail), pa.scalar(None, pa.float64()), detail)

@@ -46,6 +46,11 @@ _BLOCK = 8
 _STRIPS = 64
 _STRIP = 4
 
+# Differences of a hard edge and of any edge, in levels. If there are fewer soft edges for each hard
+# one, an image is a drawing, a chart or a page of text.
+_EDGES = (48, 2)
+_MOST_SOFT = 5
+
 # A frequency of a block counts as present beyond so many levels.
 _PRESENT = 2
 
@@ -139,12 +144,14 @@ def _banded_taps(height: int, rows: int, xp: Any) -> tuple[Taps, Any]:
 
 
 def detail(groups: Sequence[Any], xp: Any) -> Any:
-    """Detail of each pixel: (g + 0.01) (s + 0.001)^0.1, float64 (n,).
+    """Detail of each pixel: (g + 0.01) (s + 0.001)^0.1, float64 (n,); 0 for graphics.
 
     g is the square of the mean of √(|d| - 1), d the difference in levels of two neighbouring pixels
     (0 for |d| < 1); s is the share of frequencies beyond 2 levels; both of the luma, in blocks of 8
     × 8 pixels as JPEG has them. The root counts faint texture, which an encoder drops first, and
-    makes an enlarged image have g as much smaller as it has more pixels a side, or less.
+    makes an enlarged image have g as much smaller as it has more pixels a side, or less. Graphics
+    are images with many hard edges among few soft ones, such as pages of text: an encoder adds to
+    their faint gradients.
     """
     return xp.concatenate([_detail(images, xp) for images in groups])
 
@@ -153,18 +160,22 @@ def _detail(images: Any, xp: Any) -> Any:
     blocks = luma(_blocks(images, xp), xp)
     count = len(blocks)
     blocks = blocks.reshape(count, _BLOCK, -1, _BLOCK)  # (n, row, block, column)
-    roots = _roots(xp)
-    changes = [
-        roots[xp.maximum(before, after) - xp.minimum(before, after)].reshape(count, -1)
-        for before, after in (
-            (blocks[..., :-1], blocks[..., 1:]),
-            (blocks[:, :-1], blocks[:, 1:]),
-        )
-    ]
-    change = (sum(each.mean(axis=1, dtype=xp.float64) for each in changes) / (2 * _SCALE)) ** 2
+    steps = xp.concatenate(
+        [
+            (xp.maximum(before, after) - xp.minimum(before, after)).reshape(count, -1)
+            for before, after in (
+                (blocks[..., :-1], blocks[..., 1:]),
+                (blocks[:, :-1], blocks[:, 1:]),
+            )
+        ],
+        axis=1,
+    )
+    counts = histograms(steps, xp.arange(count)[:, None] * 256, count, xp)
+    change = (counts @ _roots(xp) / (steps.shape[1] * _SCALE)) ** 2
+    hard, soft = (counts[:, least:].sum(axis=1) for least in _EDGES)
     present = xp.stack([_is_present(image, xp).reshape(-1) for image in blocks])
     share = present.mean(axis=1, dtype=xp.float64)
-    return (change + 0.01) * (share + 0.001) ** 0.1
+    return xp.where(hard * _MOST_SOFT > soft, 0, (change + 0.01) * (share + 0.001) ** 0.1)
 
 
 def _is_present(blocks: Any, xp: Any) -> Any:
@@ -209,7 +220,7 @@ def _strip_places(height: int, across: int) -> tuple[np.ndarray, np.ndarray]:
 @functools.lru_cache(maxsize=1)
 def _roots(xp: Any) -> Any:
     """√(d - 1), times `_SCALE`, as integers, of each difference d of uint8 values."""
-    return xp.asarray(np.round(np.sqrt(np.maximum(np.arange(256) - 1, 0)) * _SCALE), xp.int32)
+    return xp.asarray(np.round(np.sqrt(np.maximum(np.arange(256) - 1, 0)) * _SCALE), xp.int64)
 
 
 @functools.lru_cache(maxsize=1)

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from counted import work  # noqa: F401
 from hashes import brute, clusters, flipped, random_hashes
-from PIL import Image, ImageFilter
+from PIL import Image, ImageDraw, ImageFilter
 
 import dask_image_ingest as dii
 from dask_image_ingest.curate import (
@@ -146,12 +146,13 @@ def test_the_original_stays_and_not_a_poor_or_an_enlarged_copy(detailed, tmp_pat
         for number, image in enumerate(images)
         for name, (extension, data) in copies_of(image).items()
     }
-    # A smooth picture shows as much at half its size.
+    # A smooth picture shows as much at half its size, when it is enlarged, and in a PNG of poor
+    # pixels.
     picture = Image.fromarray(smooth).resize((640, 480), Image.Resampling.BICUBIC)
     members |= {
         f"s{name}.{extension}": data
         for name, (extension, data) in copies_of(picture).items()
-        if not name.startswith("half")
+        if not name.startswith(("half", "three times", "twice")) and "as PNG" not in name
     }
     ddf = dii.read_webdataset_images(write_tar(tmp_path / "a.tar", members), backend="pandas")
     found = find_duplicates(ddf)[["__key__", *COLUMNS]].compute()
@@ -165,6 +166,56 @@ def test_the_original_stays_and_not_a_poor_or_an_enlarged_copy(detailed, tmp_pat
     )
     kept = find_duplicates(small)[["__key__", *COLUMNS]].compute()
     assert not kept["__key__"][kept["duplicate.keep"]].str.contains("half").any()
+
+
+def page_of_text():
+    page = Image.new("RGB", (400, 300), "white")
+    lines = "\n".join(f"line {n} of a page, {n * 37 % 101} words" for n in range(25))
+    ImageDraw.Draw(page).multiline_text((10, 5), lines, fill="black")
+    return page
+
+
+def drawing():
+    picture = Image.new("RGB", (400, 300), (230, 240, 250))
+    draw = ImageDraw.Draw(picture)
+    for n in range(6):
+        draw.ellipse([50 * n, 30 * n, 50 * n + 90, 30 * n + 70], fill=(40 * n, 200 - 30 * n, 90))
+    return picture
+
+
+def waves():
+    rows, columns = np.mgrid[0:300, 0:400] / 90
+    levels = 128 + 50 * np.sin(columns)[..., None] + 50 * np.cos(rows)[..., None] * [1, 0.5, 0]
+    return Image.fromarray(levels.round().astype(np.uint8))
+
+
+@pytest.mark.parametrize("make", [page_of_text, drawing, waves])
+@pytest.mark.parametrize(("format", "options"), [("PNG", {}), ("JPEG", {"quality": 90})])
+def test_a_picture_without_fine_structure_stays_at_its_full_size(make, format, options, tmp_path):
+    """Whether it was enlarged can't be seen: a smaller copy, or a poorer one, does not stay."""
+    from photo_shards import write_tar
+
+    picture = make()
+    small = (picture.width // 2, picture.height // 2)
+    copies = {
+        "z_original": (picture, format, options),
+        "half": (picture.resize(small), "JPEG", {"quality": 95}),
+        "half_area": (picture.resize(small, Image.Resampling.BOX), "PNG", {}),
+        "three_quarters": (picture.resize((300, 225)), "PNG", {}),
+        "q75": (picture, "JPEG", {"quality": 75}),
+        "q20": (picture, "JPEG", {"quality": 20}),
+        "webp": (picture, "WEBP", {"quality": 50}),
+    }
+    members = {}
+    for name, (image, kind, of_kind) in copies.items():
+        file = io.BytesIO()
+        image.save(file, kind, **of_kind)
+        members[f"{name}.{kind.lower().replace('jpeg', 'jpg')}"] = file.getvalue()
+    ddf = dii.read_webdataset_images(write_tar(tmp_path / "a.tar", members), backend="pandas")
+    # As if all were near, whatever PDQ makes of them.
+    alike = ddf.assign(**{"fingerprint.pdq": "0" * 64})
+    found = find_duplicates(alike)[["__key__", "duplicate.keep"]].compute()
+    assert found["__key__"][found["duplicate.keep"]].tolist() == ["z_original"]
 
 
 def test_mirror_images_go_too_where_that_is_asked(collection):
