@@ -44,7 +44,7 @@ _MAX_BITS, _MAX_TABLES = 32, 4096
 # Nominal costs, in ns: of a row in a table, of comparing two hashes of a group, of comparing two of
 # blocks, of testing whether a row is in any group of others, of comparing two hashes by their
 # numbers; and of a table.
-_ROW, _PAIR, _ALL, _TEST, _LOOKUP, _TABLE = 100, 8, 3, 8, 40, 3e6
+_ROW, _PAIR, _ALL, _TEST, _LOOKUP, _TABLE = 100, 8, 3, 10, 40, 3e6
 
 # Rows in a group that are compared with each other, at least. Rows in larger groups in one of so
 # many tables are searched once more.
@@ -337,7 +337,7 @@ def _units(
     found = many * min(1, 16 * few * plan.crowd / _CROWD / 2**plan.bits)
     nbytes = int(_BYTES * (few + found))
     parts = max(1, math.ceil(nbytes / memory))
-    # Each table has up to 4 MiB of known keys, too.
+    # Each table has up to 1/2 MiB of known keys, too, and 4 MiB while they are made.
     together = min(max(1, memory // (nbytes + (1 << 22))), 16)
     return [
         (list(range(table, min(plan.tables, table + _WORDS * together), _WORDS)), part, parts)
@@ -539,16 +539,17 @@ def _entries_among(
     entries: Sequence[np.ndarray],
 ) -> Iterator[np.ndarray]:
     """`_sorted_entries` of tables of one word, without most of those in no group of ``entries``."""
-    # A bit for each key would do, but a byte is looked up faster.
-    bits = min(max(max(map(len, entries), default=0).bit_length() + 4, 12), 22)
-    shift = np.uint64(64 - bits)
+    bits = min(max(max(map(len, entries), default=0).bit_length() + 5, 12), 22)
+    shift, shift_to_byte = np.uint64(64 - bits), np.uint64(64 - bits + 3)
     known = []
     for of_table in entries:
         is_known = np.zeros(1 << bits, bool)
         is_known[(of_table >> shift).view(np.int64)] = True
-        known.append(is_known)
+        # A byte for each key would not fit in a core's cache.
+        known.append(np.packbits(is_known, bitorder="little"))
     kept: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in tables]
-    keys, chosen = np.empty(_BLOCK, np.uint64), np.empty(_BLOCK, bool)
+    keys, places = np.empty((2, _BLOCK), np.uint64)
+    flags, numbers = np.empty((2, _BLOCK), np.uint8)
     # Many rows at a time, so that the known keys of a table stay in the cache.
     for first in range(0, len(hashes), _SCANNED):
         words = np.ascontiguousarray(hashes[first : first + _SCANNED, tables[0] % _WORDS])
@@ -558,9 +559,15 @@ def _entries_among(
                 block = words[start : start + _BLOCK]
                 key = np.bitwise_and(block, mask, out=keys[: len(block)])
                 key *= factor
-                place = (key >> shift).view(np.int64)
-                known[number].take(place, out=chosen[: len(block)], mode="clip")
-                rows = np.flatnonzero(chosen[: len(block)])
+                place, flag, bit = (buffer[: len(block)] for buffer in (places, flags, numbers))
+                np.right_shift(key, shift_to_byte, out=place)
+                known[number].take(place.view(np.int64), out=flag, mode="clip")
+                np.right_shift(key, shift, out=place)
+                bit[:] = place  # its low bits
+                bit &= 7
+                flag >>= bit
+                flag &= 1
+                rows = np.flatnonzero(flag.view(bool))
                 key = key[rows] & _HIGH
                 if part[1] > 1:
                     in_part = _is_in_part(key, *part)
