@@ -21,7 +21,7 @@ from time import perf_counter, process_time
 import _checkout  # noqa: F401
 import dask
 from _shards import Sample, from_tars, make_shards, photographs, write_shards
-from PIL import Image, ImageOps
+from PIL import Image, ImageDraw, ImageOps
 
 import dask_image_ingest as dii
 
@@ -51,6 +51,44 @@ TRANSFORMS: dict[str, Callable[[Image.Image], Image.Image]] = {
 }
 
 
+def cropped(image: Image.Image, share: float) -> Image.Image:
+    """Without this share of the width and of the height, half of it at each end."""
+    across, down = round(image.width * share / 2), round(image.height * share / 2)
+    return image.crop((across, down, image.width - across, image.height - down))
+
+
+def captioned(image: Image.Image) -> Image.Image:
+    """With a white bar over the lowest tenth, and a line of black text on it."""
+    image, bar = image.copy(), image.height // 10
+    draw, top = ImageDraw.Draw(image), image.height - bar
+    draw.rectangle((0, top, image.width, image.height), fill="white")
+    draw.text((image.width // 10, top), "A line of text", fill="black", font_size=0.7 * bar)
+    return image
+
+
+def with_logo(image: Image.Image) -> Image.Image:
+    """With a red disc in the lower right corner, a fifth of the shorter side wide."""
+    image, wide = image.copy(), min(image.size) // 5
+    left, top = image.width - wide - wide // 5, image.height - wide - wide // 5
+    ImageDraw.Draw(image).ellipse((left, top, left + wide, top + wide), fill="#d02020")
+    return image
+
+
+# Small changes, which people make by hand.
+CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
+    "encoded again": lambda image: image,
+    "halved": lambda image: ImageOps.scale(image, 0.5),
+    "cropped by 1 %": lambda image: cropped(image, 0.01),
+    "cropped by 2 %": lambda image: cropped(image, 0.02),
+    "cropped by 5 %": lambda image: cropped(image, 0.05),
+    # Without the corners that a rotation leaves empty.
+    "rotated by 1 degree": lambda image: cropped(image.rotate(1, Image.Resampling.BICUBIC), 0.04),
+    "border of 1 %": lambda image: ImageOps.expand(image, round(max(image.size) / 100), "black"),
+    "caption": captioned,
+    "logo": with_logo,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--shards", nargs="*", default=(), help="default: photographs made here")
@@ -64,6 +102,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, dask.config.set(scheduler="threads"):
         find_planted(photos, Path(folder) / "planted")
         find_transformed(photos, Path(folder) / "transformed")
+        find_changed(photos, Path(folder) / "changed")
         times(samples, Path(folder) / "timed", args)
 
 
@@ -100,12 +139,33 @@ def find_transformed(samples: list[Sample], folder: Path) -> None:
     def made() -> Iterator[Sample]:
         for sample in samples:
             yield sample
-            image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
-            for change in TRANSFORMS.values():
-                yield sample._replace(jpeg=encoded(change(image), "JPEG", quality=90))
+            yield from changed(sample, TRANSFORMS)
 
     print(f"{len(samples):,} photographs and imagededup's {len(TRANSFORMS)} transforms of each\n")
     tell_found(made(), [*TRANSFORMS], folder, ["mirrored", "flipped"])
+
+
+def find_changed(samples: list[Sample], folder: Path) -> None:
+    """Print which changed photographs are found beside the photographs alone."""
+    made = (new for sample in samples for new in changed(sample, CHANGES))
+    every = write_shards(folder / "changed", made, per_shard=500)
+    originals = write_shards(folder / "originals", iter(samples), per_shard=500)
+    frame, test = (dii.read_webdataset_images(s, backend="pandas") for s in (every, originals))
+    table = dii.curate.find_overlaps(frame, test)[["__key__", "overlap.of"]].compute()
+    number = table["__key__"].astype(int)
+    right = (number // len(CHANGES) == table["overlap.of"].astype("Int64")).fillna(False)
+    shares = right.astype(bool).groupby(number % len(CHANGES)).mean()
+    print(f"{len(samples):,} photographs, each changed, found beside the photographs:")
+    print("  " + ", ".join(f"{name} {shares[n]:.3f}" for n, name in enumerate(CHANGES)) + "\n")
+
+
+def changed(
+    sample: Sample, changes: dict[str, Callable[[Image.Image], Image.Image]]
+) -> Iterator[Sample]:
+    """The sample after each change, encoded as JPEG of quality 90."""
+    image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+    for change in changes.values():
+        yield sample._replace(jpeg=encoded(change(image), "JPEG", quality=90))
 
 
 def encoded(image: Image.Image, format: str, **options: object) -> bytes:

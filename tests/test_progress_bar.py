@@ -13,14 +13,18 @@ import threading
 import time
 
 import dask
+import numpy as np
+import pandas as pd
 import pytest
 from faulty_server import faulty_server
+from hashes import random_hashes
 from synthetic import encode, photograph, write_shard
 from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import computing
 from dask_image_ingest.cli import main
+from dask_image_ingest.curate import hash_tables
 from dask_image_ingest.storage import find_shards
 
 pytestmark = pytest.mark.slow
@@ -164,6 +168,21 @@ def test_samples_that_an_export_writes_are_counted(mixed, tmp_path, monkeypatch)
     with dask.config.set(scheduler="synchronous"), dii.progress(out):
         dii.to_webdataset(ddf, tmp_path / "out" / "{shard}.tar", samples_per_shard=10)
     assert re.fullmatch(LINE, out.getvalue().strip())[5] == "30"
+
+
+@pytest.mark.parametrize("on_cluster", [False, True])
+def test_hashes_are_counted_once_however_many_tables_search_them(on_cluster, request, monkeypatch):
+    monkeypatch.setattr(computing, "_PATIENCE", 0.0)
+    monkeypatch.setattr(hash_tables, "_ALL", 1e9)  # as if all with all were too costly
+    scheduler = request.getfixturevalue("client") if on_cluster else "synchronous"
+    hashes = random_hashes(np.random.default_rng(0), 3000)
+    table = pd.DataFrame(
+        {"number": range(3000), "fingerprint.pdq": [one.tobytes().hex() for one in hashes]}
+    )
+    out = io.StringIO()
+    with dask.config.set(scheduler=scheduler), dii.progress(out):
+        dii.curate.find_duplicates(table, keep="first", identity="number")
+    assert re.search(r", 3,000 hashes searched \([\d,]+/s\)", out.getvalue())
 
 
 def test_a_terminal_has_one_line_with_a_bar(monkeypatch):
