@@ -2,9 +2,9 @@
 
     python benchmarks/hash_variants.py 2000000 photos-*.tar --distance 16 24 31
 
-A picture is a photograph of the shards, or a quarter or sixteenth of one. Each is reduced to
-64 × 64 once, as PDQ does. Its variants are made of that: rotated by up to 1°, another gamma,
-cropped by up to 3 % of each side, with noise; then hashed by PDQ's cosine transform.
+A picture is a photograph of the shards, or a quarter of one; with `--parts 1 2 4` also a sixteenth.
+Each is reduced to 64 × 64 once, as PDQ does. Its variants are made of that: rotated by up to 1°,
+another gamma, cropped by up to 3 % of each side, with noise; then hashed by PDQ's cosine transform.
 
 Brute force compares all variants of one picture. Of two pictures it compares only what may be near
 by the triangle inequality: |x - y| >= |x - center| - |center - y|.
@@ -31,10 +31,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("rows", type=int)
     parser.add_argument("shards", nargs="+")
+    parser.add_argument("--parts", type=int, nargs="*", default=[1, 2])
     parser.add_argument("--distance", type=int, nargs="*", default=[16, 24, 31])
     args = parser.parse_args()
     random = np.random.default_rng(1)
-    reduced = [reduce(picture) for picture in pictures(args.shards)]
+    reduced = [reduce(picture) for picture in pictures(args.shards, args.parts)]
     each = args.rows // len(reduced)
     order = random.permutation(each * len(reduced))
     hashes = np.concatenate([variants(random, bases, each) for bases in reduced])[order]
@@ -58,8 +59,8 @@ def main() -> None:
         )
 
 
-def pictures(shards: list[str]) -> Iterator[Image.Image]:
-    """Each photograph, its quarters, and the quarters of these."""
+def pictures(shards: list[str], parts: list[int]) -> Iterator[Image.Image]:
+    """Each photograph, divided into so many rows and columns."""
     for shard in shards:
         with tarfile.open(shard) as tar:
             for member in tar:
@@ -69,10 +70,10 @@ def pictures(shards: list[str]) -> Iterator[Image.Image]:
                     image = Image.open(io.BytesIO(tar.extractfile(member).read())).convert("L")
                 except OSError:
                     continue
-                for parts in (1, 2, 4):
-                    width, height = image.width // parts, image.height // parts
-                    for number in range(parts * parts):
-                        left, top = number % parts * width, number // parts * height
+                for side in parts:
+                    width, height = image.width // side, image.height // side
+                    for number in range(side * side):
+                        left, top = number % side * width, number // side * height
                         part = image.crop((left, top, left + width, top + height))
                         part.thumbnail((256, 256))
                         yield part
@@ -84,7 +85,7 @@ def reduce(picture: Image.Image) -> np.ndarray:
     edge = (width // 50, height // 50, width - width // 50, height - height // 50)
     bases = []
     for angle in ANGLES:
-        turned = picture.rotate(angle, Image.Resampling.BICUBIC).crop(edge)
+        turned = picture.rotate(angle, Image.Resampling.BILINEAR).crop(edge)
         small = np.asarray(turned.resize((SIDE, SIDE), Image.Resampling.BOX), np.float32)
         bases += [255 * (small / 255) ** gamma for gamma in GAMMAS]
     return np.stack(bases)

@@ -68,7 +68,7 @@ def find_duplicates(
     """Find duplicate images, and choose which of each group to keep.
 
     Computes at once: fingerprints that the frame lacks, for which each image is decoded once, then
-    the groups. Hashes and keys are gathered in this process (about 0.3 kB a row); near hashes are
+    the groups. Hashes and keys are gathered in this process (about 0.15 kB a row); near hashes are
     searched with the current scheduler, so on the workers of a cluster. The result is lazy if the
     frame is, and looks each row up by its URL, key and offset; using its pixels decodes them again.
     To use a frame's hashes several times, store them first:
