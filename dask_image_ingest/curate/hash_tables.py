@@ -557,9 +557,10 @@ def _entries_among(
             _, mask, factor = plan.key(table)
             for start in range(0, len(words), _BLOCK):
                 block = words[start : start + _BLOCK]
-                key = np.bitwise_and(block, mask, out=keys[: len(block)])
+                size = len(block)
+                key, place, flag, bit = keys[:size], places[:size], flags[:size], numbers[:size]
+                np.bitwise_and(block, mask, out=key)
                 key *= factor
-                place, flag, bit = (buffer[: len(block)] for buffer in (places, flags, numbers))
                 np.right_shift(key, shift_to_byte, out=place)
                 known[number].take(place.view(np.int64), out=flag, mode="clip")
                 np.right_shift(key, shift, out=place)
