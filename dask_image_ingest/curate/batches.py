@@ -18,7 +18,7 @@ from dask_image_ingest.ops import BatchMap, MapBatches, make_batch_map
 _BATCH_SIZE = 32
 
 # On the host: images that fit in the CPU's caches, where sums of rows take a third of the time.
-_GROUP_SIZE = 4
+GROUP_SIZE = 4
 
 
 def apply(frame: Any, batch_map: BatchMap) -> Any:
@@ -68,7 +68,9 @@ def in_batches(
     by_channels = functools.partial(
         _by_channels, function=function, backend=backend, options=options
     )
-    return map_images(frame, by_channels, outputs, _BATCH_SIZE, called_by=called_by, named=function)
+    return map_images(
+        frame, by_channels, outputs, _BATCH_SIZE, called_by=called_by, named=function, writes=False
+    )
 
 
 def _by_channels(
@@ -82,9 +84,7 @@ def _by_channels(
     if isinstance(images, list):
         groups = [image[None] for image in images]
     elif library.numpy is np:
-        groups = [
-            images[start : start + _GROUP_SIZE] for start in range(0, len(images), _GROUP_SIZE)
-        ]
+        groups = [images[start : start + GROUP_SIZE] for start in range(0, len(images), GROUP_SIZE)]
     else:
         groups = [images]
     for group in groups:

@@ -9,9 +9,10 @@ from typing import Any
 import dask
 import numpy as np
 import pandas as pd
+from tlz.itertoolz import partition_all
 
 from dask_image_ingest.arguments import check_frame
-from dask_image_ingest.curate.batches import in_batches
+from dask_image_ingest.curate.batches import GROUP_SIZE, in_batches
 from dask_image_ingest.curate.luma import histograms
 from dask_image_ingest.curate.sharpness import blur, detail, sharpness
 from dask_image_ingest.dask_internals import FrameBase
@@ -46,7 +47,9 @@ def pixel_signals(
     """
     signals: dict[str, Any] = {}
     if not set(names).isdisjoint(_LEVEL_SIGNALS):
-        signals = _level_signals(groups, xp)
+        few = max(GROUP_SIZE // len(groups[0]), 1) if xp is np else len(groups)
+        parts = [_level_signals(some, xp) for some in partition_all(few, groups)]
+        signals = {name: xp.concatenate([part[name] for part in parts]) for name in _LEVEL_SIGNALS}
     for name, function in {"blur": blur, "sharpness": sharpness, "detail": detail}.items():
         if name in names:
             signals[name] = function(groups, xp)
@@ -55,7 +58,7 @@ def pixel_signals(
 
 def _level_signals(groups: Sequence[Any], xp: Any) -> dict[str, Any]:
     """Signals of histograms of a sample of pixels."""
-    # All images are computed in one array of pixels, with the number of each pixel's image: array
+    # The images are computed in one array of pixels, with the number of each pixel's image: array
     # calls for each image would take longer than their work.
     count, channels = sum(map(len, groups)), groups[0].shape[3]
     samples = [_sampled(images, xp) for images in groups]

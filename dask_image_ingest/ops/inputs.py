@@ -27,17 +27,17 @@ class InputColumn:
     values: Any
     has_images: bool = False
 
-    def batch(self, rows: slice, backend: Backend) -> Any:
-        """The values of some rows, as copies: the function may write to them.
+    def batch(self, rows: slice, backend: Backend, *, copies: bool = True) -> Any:
+        """The values of some rows; as ``copies`` if the function may write to them.
 
         Read-only views would do for NumPy; CuPy and torch have none.
         """
         values = self.values[rows]
         if not isinstance(values, list):
-            return values.copy()
+            return values.copy() if copies else values
         if self.has_images and len({_shape_and_dtype(value) for value in values}) == 1:
             return values if values[0] is None else backend.numpy.stack(values)
-        return [_copied(value) for value in values]
+        return [_copied(value) for value in values] if copies else values
 
     def on_host(self, backend: Backend) -> InputColumn:
         """The column in host memory."""

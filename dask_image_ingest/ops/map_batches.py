@@ -95,6 +95,7 @@ class BatchFunction:
     named: Callable[..., Any] | None = None  # what errors name, if it is in the function
     method: str = "__call__"  # of the function or instance, that is called with the batches
     noun: str = "images"  # what a batch has
+    writes: bool = True  # to its arguments, perhaps
     token: str = field(init=False)
     code: Mapping[str, str] = field(init=False, repr=False)
 
@@ -413,7 +414,9 @@ class BatchMap:
         backend = backend_of(frame)
         batch = [rows[position] for position in positions]
         of_batch = slice(positions.start, positions.stop)
-        arguments = [column.batch(of_batch, backend) for column in columns]
+        arguments = [
+            column.batch(of_batch, backend, copies=self.function.writes) for column in columns
+        ]
         try:
             result = function(*arguments)
         except (FunctionError, MissingDependencyError):  # not caused by these images
