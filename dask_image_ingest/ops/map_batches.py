@@ -538,12 +538,34 @@ class _RowFailedError(Exception):
 # By name, so that neither library is imported: torch's error is a RuntimeError.
 _GPU_ERRORS = {"OutOfMemoryError", "CUDARuntimeError", "AcceleratorError"}
 
+# Of the GPU; of pools and threads in a process that is ending.
+_TEXTS = (
+    "CUDA error",
+    "cannot schedule new futures",
+    "can't start new thread",
+    "can't create new thread",
+)
+
 
 def may_be_of_a_row(error: Exception) -> bool:
     """False for errors that other rows would have too: of memory, of the GPU, of an import."""
-    if isinstance(error, (MemoryError, ImportError, FunctionError)) or "CUDA error" in str(error):
-        return False
-    return _GPU_ERRORS.isdisjoint(each.__name__ for each in type(error).__mro__)
+    for each in causes(error):
+        if isinstance(each, (MemoryError, ImportError, FunctionError)):
+            return False
+        if any(text in str(each) for text in _TEXTS):
+            return False
+        if not _GPU_ERRORS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
+            return False
+    return True
+
+
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """The error, and those that led to it."""
+    seen = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _first_that_fails(call: _Call, rows: range, failed: _RowFailedError) -> tuple[range, Exception]:

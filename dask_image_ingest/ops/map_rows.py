@@ -39,6 +39,7 @@ from dask_image_ingest.ops.arrow_rows import ResultError
 from dask_image_ingest.ops.inputs import InputColumn
 from dask_image_ingest.ops.map_batches import (
     BatchMap,
+    causes,
     make_batch_map,
     may_be_of_a_row,
     waits,
@@ -208,6 +209,8 @@ class RowMap(BatchMap):
                 outcomes[row] = outcome
                 if not self._costs_a_row(outcome):
                     raise _EndedError
+                if journal is not None:  # of a run that was stopped, rows may fail for that
+                    await calls.in_thread(journal.check)
                 return
             outcomes[row] = outcome
             slots.succeeded()
@@ -426,25 +429,16 @@ def pause_before_retry(error: BaseException, attempt: int) -> float | None:
     """
     if not _is_temporary(error):
         return None
-    asked = max(map(_retry_after, _chain(error)))
+    asked = max(map(_retry_after, causes(error)))
     if asked > _LONGEST_WAIT:
         return None
     pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** (attempt - 1))
     return max(asked, pause * random.uniform(0.5, 1.0))
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-
-
 def _is_temporary(error: BaseException) -> bool:
     """True if the next attempt may succeed."""
-    for each in _chain(error):
+    for each in causes(error):
         if isinstance(each, (TimeoutError, ConnectionError, socket.gaierror)):
             return True
         if not _OF_CONNECTIONS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
@@ -457,7 +451,7 @@ def _is_temporary(error: BaseException) -> bool:
 
 def _may_be_of_all(error: BaseException) -> bool:
     """True for failures that other rows would have, too: no answer, no access, a wrong result."""
-    no_access = any(_status(each) in _NO_ACCESS for each in _chain(error))
+    no_access = any(_status(each) in _NO_ACCESS for each in causes(error))
     return no_access or _is_temporary(error) or isinstance(error, _WrongResultError)
 
 
@@ -564,6 +558,16 @@ class RowJournal:
             self._output.append(f"{STAGING}/{self._name}{_SUFFIX}", rows)
         else:
             self._output.put(f"{STAGING}/{self._name}.{uuid.uuid4().hex}{_SUFFIX}", rows)
+        self.check()
+
+    def check(self) -> None:
+        """Raise if another run writes, or this one was stopped.
+
+        Raises
+        ------
+        ExportError
+        """
+        refuse_other_run(self._output, self._run)
         refuse_ended_run(self._output, self._run)
 
     def remove(self) -> None:

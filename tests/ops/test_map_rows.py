@@ -454,6 +454,37 @@ def test_an_interrupted_checkpoint_calls_no_more(tmp_path):
     assert 0 < len(asked) == before < 2000
 
 
+@pytest.mark.parametrize("ending", [ValueError, RuntimeError])
+def test_rows_that_fail_because_the_run_was_stopped_are_not_stored(tmp_path, ending):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 2, 20)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    stopped, failed = threading.Event(), Counter()
+
+    def name(key):
+        if key == "000005" and not failed:
+            raise MemoryError
+        if key > "010005" and not failed:
+            assert stopped.wait(60)
+        if key > "010005" and stopped.is_set() and not failed["over"]:
+            failed[key] += 1
+            raise ending("cannot schedule new futures after shutdown")  # as pools of the process do
+        return f"of {key}"
+
+    named = ddf.images.map_rows(
+        name, {"o": "string"}, inputs=["__key__"], concurrency=64, errors="null"
+    )
+    with dask.config.set(scheduler="threads", num_workers=2):
+        with pytest.raises(dii.FunctionError, match="MemoryError"):
+            dii.checkpoint(named, str(tmp_path / "out"), version="1")
+        stopped.set()
+        time.sleep(0.5)
+        assert not list((tmp_path / "out").glob("*.parquet"))
+        failed["over"] += 1
+        stored = dii.checkpoint(named, str(tmp_path / "out"), version="1").compute()
+    assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
+
+
 @pytest.mark.rounds(2, nightly=50)
 def test_a_torn_journal_gives_no_wrong_row(tmp_path, rng):
     (tmp_path / "shards").mkdir()
