@@ -82,6 +82,7 @@ from dask.dataframe.dask_expr._expr import (
     are_co_aligned,
     determine_column_projection,
     is_filter_pushdown_available,
+    no_default,
     plain_column_projection,
 )
 from dask.dataframe.dask_expr._groupby import (

@@ -15,7 +15,7 @@ from dask_image_ingest.arguments import check_frame
 from dask_image_ingest.curate.batches import GROUP_SIZE, in_batches
 from dask_image_ingest.curate.luma import histograms
 from dask_image_ingest.curate.sharpness import blur, detail, sharpness
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
@@ -407,50 +407,49 @@ def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) ->
 
 def _has_odd_size(areas: Any) -> Any:
     """Flag the outliers of a column of areas; lazy if it is."""
-    if not isinstance(areas, FrameBase):
-        return _is_outside(areas, _limits(_count(areas)))
-    # The limits are a frame, not scalars: Dask pushes head() into the operands of a comparison, and
-    # scalars have none.
-    limits = areas.reduction(_count, combine=_add, aggregate=_limits, meta=_limits(_NO_COUNTS))
-    meta = _is_outside(areas._meta, limits._meta)
-    return areas.map_partitions(_is_outside, limits, meta=meta, align_dataframes=False)
+    if isinstance(areas, FrameBase):
+        # Simplified by itself, so that it reads headers. In a query for pixels, the limits would
+        # wait for all of these, and hold them.
+        limits = new_collection(areas.expr.simplify()).reduction(
+            _count, combine=_add, aggregate=_limits, meta=_limits(_NO_COUNTS)
+        )["area"]
+        low, high = limits.min(), limits.max()
+    else:
+        low, high = _limits(_count(areas))["area"]
+    return (areas < low) | (areas > high)
 
 
-def _is_outside(areas: Any, limits: pd.DataFrame) -> Any:
-    side = areas**0.5
-    low, high = limits["side"]
-    return (side < low) | (side > high)
-
-
-_NO_COUNTS = pd.DataFrame({"side": np.empty(0), "rows": np.empty(0, "int64")})
+_NO_COUNTS = pd.DataFrame({"area": np.empty(0), "rows": np.empty(0, "int64")})
 
 
 def _count(areas: Any) -> pd.DataFrame:
-    """Count the rows of each side length, on the host: exact for any partitions."""
+    """Count the rows of each area, on the host: exact for any partitions."""
     counts = areas.dropna().value_counts()
     counts = counts.to_pandas() if hasattr(counts, "to_pandas") else counts
-    side = counts.index.to_numpy("float64") ** 0.5
-    return pd.DataFrame({"side": side, "rows": counts.to_numpy("int64")})
+    area = counts.index.to_numpy("float64")
+    return pd.DataFrame({"area": area, "rows": counts.to_numpy("int64")})
 
 
 def _add(counts: pd.DataFrame) -> pd.DataFrame:
-    return counts.groupby("side", as_index=False)["rows"].sum()
+    return counts.groupby("area", as_index=False)["rows"].sum()
 
 
 def _limits(counts: pd.DataFrame) -> pd.DataFrame:
-    """The smallest and the largest side that is not an outlier, in two rows; NaN of no rows."""
+    """The smallest and the largest area that is not an outlier, in two rows; NaN of no rows."""
     if not len(counts):
-        return pd.DataFrame({"side": [np.nan, np.nan]})
+        return pd.DataFrame({"area": [np.nan, np.nan]})
     counts = _add(counts)
-    first, third = _quantile(counts, 0.25), _quantile(counts, 0.75)
+    sides = counts["area"] ** 0.5
+    first, third = (_quantile(sides, counts["rows"], share) for share in (0.25, 0.75))
     margin = _RANGES * (third - first)
-    return pd.DataFrame({"side": [first - margin, third + margin]})
+    inside = counts["area"][(sides >= first - margin) & (sides <= third + margin)]
+    return pd.DataFrame({"area": [inside.min(), inside.max()]})
 
 
-def _quantile(counts: pd.DataFrame, share: float) -> float:
-    """Quantile of the counted sides, interpolated as by ``numpy.percentile``."""
-    ends = counts["rows"].to_numpy().cumsum()
+def _quantile(values: pd.Series, rows: pd.Series, share: float) -> float:
+    """Quantile of counted values in order, interpolated as by ``numpy.percentile``."""
+    ends = rows.to_numpy().cumsum()
     position = share * (ends[-1] - 1)
     around = np.searchsorted(ends, [int(position), int(np.ceil(position))], "right")
-    below, above = counts["side"].to_numpy()[around]
+    below, above = values.to_numpy()[around]
     return float(below + (above - below) * (position % 1))

@@ -10,13 +10,12 @@ from dask_image_ingest.dataset.image_files import read_images
 from dask_image_ingest.dataset.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.plan.alignment import install_alignment
 from dask_image_ingest.dataset.plan.base_nodes import (
-    AppendsColumns,
     ImageNode,
     KeepsResults,
-    MapColumns,
     PreservesRows,
     Read,
 )
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, MapColumns
 from dask_image_ingest.dataset.plan.lineage import (
     Change,
     backtrack,

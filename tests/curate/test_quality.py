@@ -198,6 +198,35 @@ def test_a_filter_on_other_columns_is_asked_before_the_decode(ddf, work):  # noq
     assert 0 < len(wide) == work["decoded"]
 
 
+def test_filters_after_issues_decode_the_rows_that_they_keep(ddf, work):  # noqa: F811
+    found, all_rows = find_issues(ddf), find_issues(ddf.compute())
+    filters = {
+        "header": lambda f: f[f.cls == 1],
+        "odd aspect": lambda f: f[f["issue.odd_aspect"] | (f.cls == 1)],
+        "odd size": lambda f: f[~f["issue.odd_size"] & (f.cls == 1)],
+        "text": lambda f: f.query("cls == 1 and `issue.odd_size` == False"),
+        "pixels, too": lambda f: f[(f.cls == 1) & (f["quality.dark"] >= 0)],
+        "some columns": lambda f: f.drop(columns=["issue.dark", "txt"]).loc[f.cls == 1],
+    }
+    for name, keep in filters.items():
+        work.clear()
+        kept, expected = keep(found).compute(), keep(all_rows)
+        # The limits of odd sizes are those of all rows.
+        columns = [c for c in expected.columns if c != "image"]
+        pd.testing.assert_frame_equal(kept[columns], expected[columns], obj=name)
+        assert 0 < len(kept) == work["decoded"] < 24, name
+
+
+def test_limits_of_odd_sizes_do_not_wait_for_pixels(ddf, work):  # noqa: F811
+    find_issues(ddf)["issue.odd_size"].compute()
+    assert work["decoded"] == 0
+    walks = work["walks"]
+    find_issues(ddf).compute()
+    assert work["decoded"] == 24
+    # Headers are scanned beside the reads of pixels, which are not held until all limits are known.
+    assert work["walks"] - walks == 2 * ddf.npartitions
+
+
 def test_signals_and_issues_together_decode_each_image_once(ddf, work):  # noqa: F811
     find_issues(measure_quality(ddf)).drop(columns="image").compute()
     assert work["decoded"] == 24

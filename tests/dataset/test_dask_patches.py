@@ -22,6 +22,18 @@ REPLACED = [
     ("Expr", "_filter_passthrough_available"),
     ("AsType", "_filter_simplification"),
     ("Blockwise", "_simplify_up"),
+    ("Assign", "_simplify_up"),
+    ("Projection", "_simplify_up"),
+    ("RenameFrame", "_simplify_up"),
+    ("AsType", "_simplify_up"),
+    ("Fillna", "_simplify_up"),
+    ("Replace", "_simplify_up"),
+    ("Round", "_simplify_up"),
+    ("Drop", "_simplify_up"),
+    ("Index", "_simplify_up"),
+    ("DropnaFrame", "_simplify_up"),
+    ("Head", "_simplify_down"),
+    ("Tail", "_simplify_down"),
     ("Index", "_simplify_down"),
     ("Partitions", "_divisions"),
     ("Partitions", "_simplify_down"),
@@ -130,6 +142,15 @@ def test_filters_of_references_that_dask_reads_are_those_of_pandas(name, decode,
     got, wanted = query.compute(scheduler="sync"), FILTERS[name](pd.concat(parts))
     assert len(wanted) > 0
     assert sorted(got["__key__"]) == sorted(wanted["__key__"])
+
+
+@pytest.mark.parametrize("npartitions", [1, 3])
+def test_a_head_of_a_column_with_an_aggregate_is_that_of_pandas(npartitions):
+    frame = pd.DataFrame({"a": range(10)})
+    ddf = dd.from_pandas(frame, npartitions=npartitions)
+    share, expected = ddf.assign(b=ddf.a / ddf.a.max()), frame.assign(b=frame.a / frame.a.max())
+    pd.testing.assert_frame_equal(share.head(2), expected.head(2))
+    pd.testing.assert_frame_equal(share.tail(2), expected.tail(2))
 
 
 def test_every_rule_calls_the_one_that_was_there(alone):

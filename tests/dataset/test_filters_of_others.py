@@ -4,7 +4,7 @@ import pytest
 from counted import work  # noqa: F401
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.operators import is_row_wise_query
+from dask_image_ingest.dataset.plan.operators import is_row_wise_query, text_conjuncts
 
 COLUMNS = ["image", "width", "height", "cls", "txt"]
 
@@ -91,6 +91,34 @@ def test_a_function_is_asked_once_for_each_row(ddf):
 )
 def test_the_text_of_a_query_asks_rows_or_all(text, asks_rows):
     assert is_row_wise_query(text) is asks_rows
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("width > 3", [("width > 3", ("width",), True)]),
+        (
+            "(width * 2 > 3) & ((txt == 'a and b') and cls in [1])",
+            [
+                ("width * 2 > 3", ("width",), False),
+                ("txt == 'a and b'", ("txt",), True),
+                ("cls in [1]", ("cls",), True),
+            ],
+        ),
+        (
+            "not (`é.size x` == 1 or a < b) and txt.str.contains('é')",
+            [
+                ("not (`é.size x` == 1 or a < b)", ("a", "b", "é.size x"), True),
+                ("txt.str.contains('é')", ("txt",), False),
+            ],
+        ),
+        ("width > 3 and flag", None),
+        ("width + 1", None),
+        ("width.mean() > 3", None),
+    ],
+)
+def test_the_text_of_a_query_is_split_where_all_parts_are_masks(text, parts):
+    assert text_conjuncts(text) == parts
 
 
 def test_images_of_a_chain_that_waits_for_its_filter_are_not_decoded(ddf, work):  # noqa: F811

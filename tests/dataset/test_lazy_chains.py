@@ -118,3 +118,91 @@ def test_no_image_is_decoded_for_rows_and_columns_that_are_left_out(ddf, rows, w
         assert work["walks"] == ddf.npartitions, (told, asked.told)
         decoded += work["decoded"]
     assert decoded  # some chains did ask for images
+
+
+# Columns that are known without pixels, also of `find_issues`.
+KNOWN = ("width", "height", "nbytes", "cls", "quality.aspect")
+
+
+def computing_step(rng: random.Random, frame: Any) -> Step:
+    """A new column, mostly from pixels."""
+    flags = [c for c in frame.columns if str(frame.dtypes[c]) in ("bool", "bool[pyarrow]")]
+    kind = rng.choice(["light", "light", "bright", "issues", "both", "column"])
+    if kind == "issues" and "issue.dark" not in frame.columns:
+        return Step(dii.curate.find_issues, ".find_issues")
+    if kind == "bright":
+        return Step(lambda f: f.assign(bright=light_of(f) > 120), ".assign(light > 120)")
+    if kind == "both" and flags:
+        one, other = rng.choice(flags), rng.choice(flags)
+        return Step(lambda f: f.assign(both=f[one] & ~f[other]), f".assign({one} & ~{other})")
+    if kind == "column":
+        name = rng.choice([c for c in KNOWN if c in frame.columns])
+        return Step(lambda f: f.assign(double=f[name] * 2), f".assign({name} * 2)")
+    name = f"light{len(frame.columns)}"
+    return Step(lambda f: put(f, name, light_of(f) + f["cls"]), f"[{name}] = light + cls")
+
+
+def put(frame: Any, name: str, values: Any) -> Any:
+    frame = frame.copy()
+    frame[name] = values
+    return frame
+
+
+def light_of(frame: Any) -> Any:
+    outputs = {"light": "float32"}
+    return frame.images.map_batches(lambda images: [i.mean() for i in images], outputs)["light"]
+
+
+def filtering_step(rng: random.Random, frame: Any) -> Step:
+    """A filter on columns that are known without pixels."""
+    name = rng.choice([c for c in (*KNOWN, "double") if c in frame.columns])
+    bound = frame[name].quantile(rng.choice([0.2, 0.5, 0.8])) if len(frame) else 1
+    values = frame["cls"].drop_duplicates().tolist()[:1]
+    filters = [
+        Step(lambda f: f[f[name] > bound], f"[{name} > {bound}]"),
+        Step(lambda f: f.loc[(f[name] <= bound) | (f["cls"] == 1)], f".loc[{name} or cls]"),
+        Step(lambda f: f[f["cls"].isin(values)], f"[cls in {values}]"),
+        Step(lambda f: f.query(f"`{name}` >= {bound}"), f".query({name} >= {bound})"),
+        Step(lambda f: f.dropna(subset=["height", name]), f".dropna({name})"),
+        Step(lambda f: f[f["width"] * f["height"] > 30_000], "[width * height]"),
+        Step(lambda f: f[f["width"] >= f["width"].mean()], "[width >= mean]"),
+    ]
+    for issue in ("issue.odd_aspect", "issue.odd_size"):
+        if issue in frame.columns:
+            filters += [Step(lambda f, i=issue: f[~f[i] & (f[name] > bound)], f"[~{issue}]")] * 3
+    return rng.choice(filters)
+
+
+@pytest.mark.slow
+@pytest.mark.rounds(1, nightly=40)
+def test_no_image_is_decoded_for_rows_that_a_filter_after_computed_columns_drops(
+    ddf,
+    rows,
+    work,  # noqa: F811
+    rng,
+):
+    for _ in range(12):
+        lazy, kept, told = ddf, rows, []
+        for number in range(rng.randint(3, 6)):
+            filters = number > 0 and rng.random() < 0.5
+            chosen = (filtering_step if filters else computing_step)(rng, kept)
+            lazy, kept = chosen.do(lazy), chosen.do(kept)
+            told.append(chosen.told)
+        unused = rng.sample([c for c in kept.columns if c not in ("image", *KNOWN)], 2)
+        lazy, kept = lazy.drop(columns=unused), kept.drop(columns=unused)
+        told.append(f".drop({unused})")
+        if rng.random() < 0.5:
+            chosen = filtering_step(rng, kept)
+            lazy, kept = chosen.do(lazy), chosen.do(kept)
+            told.append(chosen.told)
+        work.clear()
+        assert len(lazy) == len(kept), told
+        assert work["decoded"] == 0, told
+        got = lazy.compute()
+        assert list(got.columns) == list(kept.columns), told
+        for name in kept.columns.difference(["image"]):
+            assert got[name].equals(kept[name]), (told, name)
+        assert (
+            got.images.arrays()[0].tolist() == kept.images.arrays()[0].tolist() if len(kept) else 1
+        )
+        assert work["decoded"] == len(kept), told

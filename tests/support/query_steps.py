@@ -291,6 +291,32 @@ def map_over_batches(q: Query) -> str | None:
     return f"map_batches({a})" if len(q.columns(a, "image")) == 1 else None
 
 
+@step(4, portable=True)
+def assign_of_pixels(q: Query) -> str | None:
+    a = q.frame()
+    if len(q.columns(a, "image")) != 1:
+        return None
+    light, number = f"map_batches({a})['light']", q.column(a, *NUMBERS)
+    made = q.rng.choice([light, f"{light} * 2", f"{light} > 128"])
+    if number and q.chance(0.3):
+        made = f"{light} + {a}[{number!r}]"
+    return f"put({a}, 'lit', {made})" if q.chance(0.3) else f"{a}.assign(lit={made})"
+
+
+@step(3, portable=True)
+def assign_of_masks(q: Query) -> str | None:
+    a = q.frame()
+    left, right = q.column(a, "bool"), q.column(a, "bool")
+    return left and f"{a}.assign(both={a}[{left!r}] {q.rng.choice('&|')} ~{a}[{right!r}])"
+
+
+@step(3, portable=True)
+def issues(q: Query) -> str | None:
+    a = q.frame()
+    again = any(column.startswith("issue.") for column in q.columns(a))
+    return f"find_issues({a})" if len(q.columns(a, "image")) < 2 and not again else None
+
+
 # Rows by their place, and partitions.
 
 

@@ -32,6 +32,11 @@ KINDS = {
 NUMBERS = ("int", "float")
 COMPARISONS = ("==", "!=", "<", "<=", ">", ">=")
 CONSTANTS = {
+    "quality.aspect": [0.4, 0.7],
+    "quality.dark": [0.9, 0.97],
+    "quality": [0.1, 0.5],
+    "issue": [True, False],
+    "lit": [100.0, 250.0],
     "width": [0, 12, 13, 20, 31],
     "height": [8, 16, 20, 24],
     "cls": [0, 1, 2, 3],

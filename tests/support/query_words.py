@@ -19,7 +19,9 @@ import dask_image_ingest as dii
 def namespaces(source: Source) -> tuple[dict, dict, dict]:
     """What the names in a query stand for in each of its three runs."""
     lazy = {**WORDS, "d": source.lazy, "decode_images": decode, "map_batches": map_batches}
+    lazy |= {"find_issues": dii.curate.find_issues}
     plain = {**WORDS, "d": source.plain, "decode_images": plain_decode, "map_batches": plain_map}
+    plain |= {"find_issues": plain_issues}
     # Dask's own rules answer these wrongly of frames in memory, too.
     lazy |= {"select": lambda frame, mask: frame[mask], "change": change, "extreme": extreme}
     plain |= {"select": lambda frame, mask: frame.loc[mask]}
@@ -60,6 +62,27 @@ def plain_decode(frame: Any, **options: Any) -> Any:
 
 def plain_map(frame: Any) -> Any:
     return new_collection(EachRow(frame.expr, map_batches, {}))
+
+
+def plain_issues(frame: Any) -> Any:
+    issues = new_collection(EachRow(frame.expr, dii.curate.find_issues, {}))
+    if "issue.odd_size" not in issues.columns:
+        return issues
+    sides = issues["quality.area"].compute().dropna().to_numpy(float) ** 0.5
+    first, third = np.percentile(sides, [25, 75]) if len(sides) else (0.0, 0.0)
+    limits = {"low": first - 3 * (third - first), "high": third + 3 * (third - first)}
+    return new_collection(EachRow(frame.expr, issues_within, limits))
+
+
+def issues_within(frame: Any, low: float, high: float) -> Any:
+    side = (issues := dii.curate.find_issues(frame))["quality.area"] ** 0.5
+    return issues.assign(**{"issue.odd_size": (side < low) | (side > high)})
+
+
+def put(frame: Any, name: str, values: Any) -> Any:
+    frame = frame.copy()
+    frame[name] = values
+    return frame
 
 
 def change(frame: Any, how: str, values: dict) -> Any:
@@ -159,5 +182,6 @@ WORDS = {
         group_light,
         with_group_light,
         with_group_sizes,
+        put,
     )
 } | {"dd": dd, "pd": pd, "np": np, "dask": dask}

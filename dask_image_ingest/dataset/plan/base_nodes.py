@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
@@ -27,7 +27,7 @@ def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
 
 
 #: Name of an expression → weak references to its parents.
-Dependents: TypeAlias = Mapping[str, Collection[Any]]
+Dependents: TypeAlias = Mapping[str, list[Any]]
 
 
 def post_dominates(expr: dx.Expr, target: dx.Expr, dependents: Dependents) -> bool:
@@ -199,49 +199,6 @@ class KeepsResults(Read):
         raise NotImplementedError
 
 
-class AppendsColumns(ImageNode, dx.Blockwise):
-    """Base of expressions that append columns; filters and projections without them go below."""
-
-    _filter_passthrough = True
-
-    @property
-    def added(self) -> frozenset[Any]:
-        """The names of the appended columns."""
-        raise NotImplementedError
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        """``parent`` over a narrower node, with the ``wanted`` columns; None if that is all."""
-        raise NotImplementedError
-
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return super()._filter_passthrough_available(parent, dependents) and not uses_columns(
-            parent.predicate, self, self.added
-        )
-
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
-        if is_optimized(self, dependents):
-            return None
-        if isinstance(parent, dx.Filter) and self._filter_passthrough_available(parent, dependents):
-            return self._filter_simplification(parent)
-        if isinstance(parent, (dx.Projection, dx.Index)):
-            wanted = dx.determine_column_projection(self, parent, dependents)
-            return self._projected(parent, set(wanted) if isinstance(wanted, list) else {wanted})
-        return super()._simplify_up(parent, dependents)
-
-
-def uses_columns(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
-    """True if a predicate uses some of these columns of ``frame``, or ``frame`` as a whole.
-
-    Any expression of the same class counts as ``frame``: the optimiser may have narrowed it in the
-    predicate, and not yet in the filtered frame.
-    """
-    if isinstance(predicate, type(frame)):
-        return True
-    if isinstance(predicate, dx.Projection) and predicate.frame._name == frame._name:
-        return bool(columns.intersection(predicate.columns))
-    return any(uses_columns(part, frame, columns) for part in predicate.dependencies())
-
-
 class PreservesRows(dx.Blockwise):
     """Base of expressions with the rows of ``frame``, in order: heads and tails go below.
 
@@ -270,53 +227,6 @@ class PreservesRows(dx.Blockwise):
         return type(self)(frame, *self.operands[1:])
 
 
-class MapColumns(AppendsColumns, PreservesRows):
-    """Appends columns that a row-wise function computes from others.
-
-    Attributes
-    ----------
-    function
-        ``function(frame, *operands)`` returns a partition with the outputs appended. For the meta
-        it is called with an empty frame, and None for each operand that is an expression.
-    outputs, inputs
-        The columns that it appends, and those that it uses.
-    """
-
-    _parameters: ClassVar = ["frame", "function", "outputs", "inputs"]
-
-    @property
-    def step(self) -> str:
-        """The function's name, in camel case."""
-        first, *others = self.function.__name__.strip("_").split("_")
-        return "".join([first, *map(str.capitalize, others)])
-
-    @staticmethod
-    def operation(frame: Any, function: Any, _outputs: Any, _inputs: Any, *operands: Any) -> Any:
-        """Apply the function to one partition."""
-        return function(frame, *operands)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        operands = (None if isinstance(op, dx.Expr) else op for op in self.operands[4:])
-        return self.function(self.frame._meta, *operands)
-
-    @property
-    def added(self) -> frozenset[Any]:
-        """The outputs."""
-        return frozenset(self.outputs)
-
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
-        if not wanted & self.added:
-            return type(parent)(self.frame, *parent.operands[1:])
-        # All outputs stay: the function computes them together.
-        wanted = (wanted - self.added).union(self.inputs)
-        needed = [name for name in self.frame.columns if name in wanted]
-        if needed == list(self.frame.columns):
-            return None
-        narrower = type(self)(self.frame[needed], *self.operands[1:])
-        return type(parent)(narrower, *parent.operands[1:])
-
-
 def _filter_rows(frame: Any, predicate: Predicate) -> Any:
     table = backend_of(frame).to_arrow(frame[sorted(columns_of(predicate))])
     return frame.iloc[np.flatnonzero(holds(predicate, table))]
@@ -338,6 +248,24 @@ class FilterRows(ImageNode, dx.Blockwise):
             needed = sorted(columns_of(self.predicate))
             return dx.plain_column_projection(self, parent, dependents, needed)
         return None
+
+
+def _kept_by_text(frame: Any, text: str) -> Any:
+    numbered = frame.reset_index(drop=True)
+    mask = backend_of(frame).numpy.zeros(len(frame), bool)
+    mask[numbered.query(text).index.values] = True
+    return type(frame)({"kept": mask}, index=frame.index)["kept"]
+
+
+class QueryMask(ImageNode, dx.Blockwise):
+    """Mask of the rows that a row-wise text of ``query`` keeps."""
+
+    _parameters: ClassVar = ["frame", "text"]
+    operation = staticmethod(_kept_by_text)
+
+
+class TotalQueryMask(QueryMask):
+    """The mask of a text that raises for no row."""
 
 
 class TailOfSorted(dx.Tail):

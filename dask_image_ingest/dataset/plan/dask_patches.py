@@ -9,6 +9,11 @@ to values before an ``astype`` instead of those after it, and to labels before a
 These rules, and that of ``nlargest``, apply to all frames: where references come from a frame of
 Dask's own, the decode rises above the operation, and nothing of this package is left below.
 
+They also stop at columns that are assigned; `filter_first` moves them below those from pixels.
+
+Heads and tails: Dask pushes them into the operands of ``ddf.width / ddf.width.mean()``, and a
+scalar has none, which raises. So this rule applies to all frames, too.
+
 Projections: Dask's ``nlargest`` and the head of sorted rows lose the column they sort by.
 Operations with a value for each column, such as ``fillna({"cls": 0})``, get a series instead of a
 frame. Below a ``query`` nothing is projected, so that all members of the samples are read.
@@ -37,15 +42,22 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import AppendsColumns, ImageNode, Read, is_dependent
+from dask_image_ingest.dataset.plan.base_nodes import ImageNode, Read, is_dependent
+from dask_image_ingest.dataset.plan.computed_columns import (
+    FILTERS,
+    AppendsColumns,
+    filter_first,
+    will_move,
+)
 from dask_image_ingest.dataset.plan.operators import (
+    CHANGES,
     COLUMNS_USED,
     ELEMENTWISE,
     FEWER_ROWS,
@@ -54,6 +66,9 @@ from dask_image_ingest.dataset.plan.operators import (
 
 # Operations below which a projection without columns can be pushed.
 _PROJECTABLE = (Read, AppendsColumns, dx.Drop, *SAME_ROWS, *FEWER_ROWS, *ELEMENTWISE)
+
+# Operations below which filters go, if columns below them are computed.
+_FILTERED_FIRST = (*SAME_ROWS, *CHANGES, dx.Drop, dx.Index)
 
 _dask_passthrough = dx.Expr._filter_passthrough_available
 _dask_filter_below_cast = dx.AsType._filter_simplification
@@ -66,8 +81,12 @@ def install_patches() -> None:
     """Wrap Dask's rules for filters, projections, and operations on masks; remove its locks."""
     dx.Expr._filter_passthrough_available = _filter_passthrough_available
     dx.AsType._filter_simplification = _push_filter_below_cast
-    for kind in (dx.Blockwise, dx.NLargest):
+    for kind in (dx.Blockwise, dx.DropnaFrame, dx.NLargest):
         kind._simplify_up = _projects_frames(kind._simplify_up)
+    for kind in _FILTERED_FIRST:
+        kind._simplify_up = _filters_first(kind._simplify_up)
+    for kind in (dx.Head, dx.Tail):
+        kind._simplify_down = _spares_scalars(kind._simplify_down)
     dx.Index._simplify_down = _simplify_index
     dx.Partitions._divisions = _partition_divisions
     dx.Partitions._simplify_down = _simplify_partitions
@@ -85,6 +104,8 @@ def _filter_passthrough_available(self: dx.Expr, parent: dx.Expr, dependents: An
     )
     if is_mask or relabels:
         return False
+    if isinstance(self, (*_FILTERED_FIRST, *FILTERS)) and will_move(parent, dependents):
+        return True
     return bool(_dask_passthrough(self, parent, dependents))
 
 
@@ -97,6 +118,34 @@ def _push_filter_below_cast(
 
 
 _RuleUp: TypeAlias = Callable[[Any, Any, Any], dx.Expr | None]
+_RuleDown: TypeAlias = Callable[[Any], dx.Expr | None]
+
+
+def _filters_first(simplify_up: _RuleUp) -> _RuleUp:
+    """Filter before computed columns, if the filter uses none of them."""
+
+    def filter_rows(self: Any, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        first = filter_first(self, parent, dependents) if isinstance(parent, FILTERS) else None
+        return simplify_up(self, parent, dependents) if first is None else first
+
+    return filter_rows
+
+
+def _spares_scalars(simplify_down: _RuleDown) -> _RuleDown:
+    """Push a head or tail into the operands of an operation, except scalars, which have none."""
+
+    def push_below(self: Any) -> dx.Expr | None:
+        below = self.frame
+        if not isinstance(below, dx.Elemwise) or all(op.ndim for op in below.dependencies()):
+            return simplify_down(self)
+        return type(below)(
+            *(
+                type(self)(op, *self.operands[1:]) if isinstance(op, dx.Expr) and op.ndim else op
+                for op in below.operands
+            )
+        )
+
+    return push_below
 
 
 def _projects_frames(simplify_up: _RuleUp) -> _RuleUp:
@@ -104,6 +153,8 @@ def _projects_frames(simplify_up: _RuleUp) -> _RuleUp:
 
     def push_projection(self: Any, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         used: Any = None
+        if isinstance(self, FILTERS) and will_move(self, dependents):
+            return None  # projections would block it
         if isinstance(self, (dx.NLargest, dx.Query)):
             if isinstance(parent, dx.Projection) or (
                 isinstance(parent, dx.Index) and is_dependent(parent, self, dependents)
@@ -141,9 +192,21 @@ def _simplify_index(self: dx.Index) -> dx.Index | None:
     frame = self.frame
     if frame.ndim < 2 or not len(frame.columns) or isinstance(frame, Read) or not _is_ours(frame):
         return _dask_index_down(self)
-    if not all(isinstance(node, _PROJECTABLE) for node in frame.walk()):
+    if not all(isinstance(node, _PROJECTABLE) for node in _with_rows(frame)):
         return _dask_index_down(self)
     return dx.Index(_RowLabels(frame, []))
+
+
+def _with_rows(expr: dx.Expr) -> Iterator[dx.Expr]:
+    """The expressions below a frame, without aggregates."""
+    seen: set[str] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if node.ndim and node._name not in seen:
+            seen.add(node._name)
+            stack += node.dependencies()
+            yield node
 
 
 def _partition_divisions(self: dx.Partitions) -> tuple[Any, ...]:
@@ -182,8 +245,6 @@ def _mapped(own: dict[pa.DataType, Any], theirs: Any, type_: pa.DataType) -> Any
 
 
 _ARROW = pd.ArrowDtype(pa.bool_())
-
-_RuleDown: TypeAlias = Callable[[Any], dx.Expr | None]
 
 
 def _install_mask_rules() -> None:

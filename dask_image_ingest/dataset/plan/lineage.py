@@ -15,7 +15,8 @@ from dask_image_ingest.dask_internals import (
     Concat,
     Merge,
 )
-from dask_image_ingest.dataset.plan.base_nodes import AppendsColumns, KeepsResults, Read
+from dask_image_ingest.dataset.plan.base_nodes import KeepsResults, Read
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns
 from dask_image_ingest.dataset.plan.operators import (
     COLUMNS_CHANGED,
     MOVES_ROWS,

@@ -16,13 +16,12 @@ import dask
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import (
-    AppendsColumns,
     Dependents,
     PreservesRows,
     is_optimized,
     post_dominates,
-    uses_columns,
 )
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, uses_columns
 from dask_image_ingest.dataset.plan.operators import ROW_WISE
 from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
 from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
@@ -54,10 +53,20 @@ def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.
         return apply_to_groups(parent, child, *undecoded)
     if not (
         leads_to_a_move(parent, dependents)
-        or (isinstance(parent, ROW_WISE) and post_dominates(child, parent, dependents))
+        or (
+            isinstance(parent, ROW_WISE)
+            and post_dominates(child, parent, dependents)
+            and not _computes_columns(parent)
+        )
     ):
         return None
     return _decode_result(parent, over_references(parent, child, *undecoded))
+
+
+def _computes_columns(parent: dx.Expr) -> bool:
+    """True if an operand is computed from images, which would be decoded a second time."""
+    values = (operand for operand in parent.operands[1:] if isinstance(operand, dx.Expr))
+    return any(next(value.find_operations(AppendsColumns), None) is not None for value in values)
 
 
 def _undecoded(expr: dx.Expr) -> Undecoded | None:
@@ -119,6 +128,7 @@ class Decode(AppendsColumns, PreservesRows):
     _parameters: ClassVar = ["frame", "images", "only", "limit"]
     _defaults: ClassVar = {"only": None, "limit": None}
     _preserves_partitioning_information = True
+    is_row_wise = False
     images: tuple[ColumnDecode, ...]
     only: ErrorFilter
     limit: int | None
@@ -132,6 +142,11 @@ class Decode(AppendsColumns, PreservesRows):
     @property
     def _is_length_preserving(self) -> bool:  # type: ignore[override] # as in Dask: a property
         return self.only is None and self.limit is None
+
+    @property
+    def keeps_rows(self) -> bool:  # type: ignore[override] # depends on its operands
+        """True if no row is dropped."""
+        return self._is_length_preserving
 
     @property
     def added(self) -> frozenset[Any]:
@@ -211,6 +226,11 @@ class Decode(AppendsColumns, PreservesRows):
         ):
             return None
         return self._push_predicate(parent.predicate)
+
+    def filtered_by(self, mask: dx.Expr) -> dx.Expr:
+        """The frame filtered, as far below the decode as the filter may run."""
+        pushed = None if self.limit is not None else self._push_predicate(mask)
+        return dx.Filter(self, mask) if pushed is None else pushed
 
     def _push_predicate(self, mask: dx.Expr) -> dx.Expr | None:
         """Let each conjunct of a filter run as early as it can; None leaves the filter in place.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.dataset.plan.base_nodes import QueryMask
 from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_row_wise_query
 from dask_image_ingest.dataset.plan.scan_node import READS, Scan
 from dask_image_ingest.dataset.references.fetch import decoded_meta
@@ -72,7 +73,8 @@ class Steps:
         ):
             return ()
         series = [node for node in nodes if isinstance(node, dx.Projection) and node.ndim == 1]
-        used = {name for node in series for name in node.columns}
+        texts = [node.frame for node in nodes if isinstance(node, QueryMask)]
+        used = {name for node in (*series, *texts) for name in node.columns}
         return tuple(name for name in HEADERS if name not in used)
 
 
@@ -155,8 +157,9 @@ def _is_step(node: dx.Expr) -> bool:
         return type(node) in _STEPS
     if isinstance(node, dx.Projection):
         return not backend_of(node.frame._meta).is_references(node._meta.dtype)
-    return isinstance(node, (*ELEMENTWISE, dx.Index)) and all(
-        each.ndim == 1 for each in node.dependencies()
+    return isinstance(node, QueryMask) or (
+        isinstance(node, (*ELEMENTWISE, dx.Index))
+        and all(each.ndim == 1 for each in node.dependencies())
     )
 
 

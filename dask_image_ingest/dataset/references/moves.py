@@ -17,7 +17,8 @@ import pyarrow as pa
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import AppendsColumns, Dependents, ImageNode
+from dask_image_ingest.dataset.plan.base_nodes import Dependents, ImageNode
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns
 from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
