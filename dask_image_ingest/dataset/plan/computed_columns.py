@@ -300,11 +300,11 @@ class _Steps:
         # The optimiser has narrowed a read by what different operations use of it.
         if not all(isinstance(foot, Read) for foot in self.feet.values()):
             return None
-        columns = {name for foot in self.feet.values() for name in foot.columns}
+        used = {name for foot in self.feet.values() for name in foot.columns}
         wide = [foot.substitute_parameters({"columns": None}) for foot in self.feet.values()]
         if len({each._name for each in wide}) > 1:
             return None
-        columns = [name for name in wide[0].columns if name in columns]
+        columns = [name for name in wide[0].columns if name in used]
         return first.substitute_parameters({"columns": columns})
 
     @functools.cached_property

@@ -132,7 +132,7 @@ def is_row_wise_query(text: object) -> bool:
 def text_conjuncts(text: object) -> list[TextConjunct] | None:
     """Split the text of a ``query`` at ``and`` and ``&``; None if it is not a row-wise mask."""
     tree = _parsed(text)
-    if tree is None or "\n" in (text := text.strip()):
+    if not isinstance(text, str) or tree is None or "\n" in (text := text.strip()):
         return None
     parts = list(_operands_of_and(tree))
     if not all(map(_is_mask, parts)):
