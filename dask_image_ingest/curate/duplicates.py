@@ -212,12 +212,16 @@ def find_overlaps(
     by
         A fingerprint, as for :func:`find_duplicates`; or a column of vectors of both frames, as
         from :func:`embed`, which finds images with near embeddings.
+    distance
+        For fingerprints, as for :func:`find_duplicates`.
     threshold
         For vectors: the least cosine, as for :func:`find_semantic_duplicates`.
-    distance, variants, memory
+    variants
         For fingerprints, as for :func:`find_duplicates`.
     identity
         As for :func:`find_duplicates`.
+    memory
+        For fingerprints, as for :func:`find_duplicates`.
 
     Returns
     -------

@@ -244,7 +244,7 @@ class TestMapBatches:
             (lambda x: np.zeros(len(x) - 1), MEAN, "first axis"),
             (lambda x: np.zeros((len(x), 4)), MEAN, "say outputs={'mean': 'list<float64>'}"),
             (lambda x: np.zeros(len(x)), {"v": "list<float32>"}, "say outputs={'v': 'float32'}"),
-            (lambda x: {"other": mean(x)}, MEAN, "gave 'other'"),
+            (lambda x: {"other": mean(x)}, MEAN, "gave a dict of 'other'"),
             (mean, {"a": "int8", "b": "int8"}, "give a dict"),
         ],
     )
