@@ -304,13 +304,14 @@ class Caption:
 
     def __init__(self, url):
         self.url = url
-        self.session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0), raise_for_status=True
-        )
 
     async def __call__(self, key):
         body = {"model": "mock", "messages": [{"role": "user", "content": f"{key}"}]}
-        async with self.session.post(f"{self.url}/chat/completions", json=body) as answer:
+        # A session of the instance would be closed by nobody: the process keeps the instance.
+        async with (
+            aiohttp.ClientSession(raise_for_status=True) as session,
+            session.post(f"{self.url}/chat/completions", json=body) as answer,
+        ):
             return (await answer.json())["choices"][0]["message"]["content"]
 
 

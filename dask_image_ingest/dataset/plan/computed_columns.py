@@ -250,7 +250,9 @@ def _mask_of(parent: dx.Expr) -> dx.Expr | None:
         if not columns or given not in ((dx.no_default, dx.no_default), ("any", dx.no_default)):
             return None
         return functools.reduce(dx.And, (dx.NotNull(parent.frame[name]) for name in columns))
-    texts = None if parent.operand("expr_kwargs") else text_conjuncts(parent.operand("_expr"))
+    if not isinstance(parent, dx.Query) or parent.operand("expr_kwargs"):
+        return None  # also of frames whose rows Dask has to pair first
+    texts = text_conjuncts(parent.operand("_expr"))
     if texts is None or not all({*each.names} <= {*parent.frame.columns} for each in texts):
         return None
     masks = (
