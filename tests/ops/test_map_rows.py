@@ -317,7 +317,7 @@ class Caption:
 
 def test_a_server_that_fails_now_and_then_costs_no_row(no_pauses):
     rows = pd.DataFrame({"key": range(600)})
-    with model_server(latency=0.02, errors=0.05) as server:
+    with model_server(latency=0.2, errors=0.05) as server:
         made = rows.images.map_rows(
             functools.partial(Caption, server.url),
             {"caption": "string"},
