@@ -84,8 +84,7 @@ def progress(file: TextIO | None = None) -> Iterator[None]:
     Notes
     -----
     On a cluster, tasks and images of its other users are counted too, and images and rows come when
-    their task is done. With ``scheduler="processes"`` images are not
-    counted.
+    their task is done. With ``scheduler="processes"`` images are not counted.
 
     Examples
     --------

@@ -85,9 +85,6 @@ class FrameImages(Images[Any, Any]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         return function(self._frame[list(columns)], *args)
 
-    def _map_batches(self, batch_map: Any) -> Any:
-        return batch_map(self._frame)
-
     def _source(self, columns: list[str], image: str | None) -> Source:
         return Source(self._frame[columns], image)
 

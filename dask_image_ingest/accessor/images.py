@@ -34,6 +34,7 @@ from dask_image_ingest.loader import (
     parse_shard,
 )
 from dask_image_ingest.ops import (
+    apply_batch_map,
     encoded_images,
     make_batch_map,
     make_row_map,
@@ -317,8 +318,9 @@ class Images(ABC, Generic[Frame, Series]):
         float32[3]
         """
         arguments, kept = self._inputs_and_kept(inputs, keep_image)
-        return self._map_batches(
-            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept, errors)
+        return apply_batch_map(
+            self._frame,
+            make_batch_map(fn, outputs, batch_size, arguments, skip_missing, kept, errors),
         )
 
     def map_rows(
@@ -402,7 +404,8 @@ class Images(ABC, Generic[Frame, Series]):
         'Eileen Collins in an orange space suit, before a flag, 224 pixels wide'
         """
         arguments, kept = self._inputs_and_kept(inputs, keep_image)
-        return self._map_batches(
+        return apply_batch_map(
+            self._frame,
             make_row_map(
                 fn,
                 outputs,
@@ -412,7 +415,7 @@ class Images(ABC, Generic[Frame, Series]):
                 skip_missing=skip_missing,
                 columns=kept,
                 errors=errors,
-            )
+            ),
         )
 
     def _inputs_and_kept(
@@ -428,9 +431,6 @@ class Images(ABC, Generic[Frame, Series]):
         if not arguments:
             raise ArgumentError("inputs=[]: name at least one column that the function gets")
         return arguments, kept
-
-    @abstractmethod
-    def _map_batches(self, batch_map: Any) -> Any: ...
 
     def iter_batches(
         self,

@@ -30,7 +30,6 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.loader import Source, computed_column, lazy_source
 from dask_image_ingest.ops import (
-    MapBatches,
     add_levels,
     count_levels,
     first_row,
@@ -121,9 +120,6 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         meta = function(self._meta()[list(columns)], *args)
         return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
-
-    def _map_batches(self, batch_map: Any) -> Any:
-        return new_collection(MapBatches(self._frame.expr, batch_map))
 
     def _source(self, columns: list[str], image: str | None) -> Source:
         return lazy_source(self._frame, columns, image)

@@ -9,23 +9,16 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, backend_of, get_backend
-from dask_image_ingest.ops import BatchMap, MapBatches, make_batch_map
+from dask_image_ingest.ops import apply_batch_map, make_batch_map
 
 # Copies of so many full-size images fit into memory beside a partition.
 _BATCH_SIZE = 32
 
 # On the host: images that fit in the CPU's caches, where sums of rows take a third of the time.
 GROUP_SIZE = 4
-
-
-def apply(frame: Any, batch_map: BatchMap) -> Any:
-    """The columns that a `BatchMap` keeps and makes; lazy if the frame is."""
-    if isinstance(frame, FrameBase):
-        return new_collection(MapBatches(frame.expr, batch_map))
-    return batch_map(frame)
 
 
 def map_images(
@@ -43,7 +36,7 @@ def map_images(
     """
     inputs = [(frame.images if image is None else frame.images[image]).column]
     columns = list(frame.columns)
-    return apply(
+    return apply_batch_map(
         frame,
         make_batch_map(function, outputs, batch_size, inputs, True, columns, **of_function),
     )

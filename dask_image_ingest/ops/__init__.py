@@ -9,6 +9,7 @@ from dask_image_ingest.ops.inputs import InputColumn
 from dask_image_ingest.ops.map_batches import (
     BatchMap,
     MapBatches,
+    apply_batch_map,
     call_once,
     make_batch_map,
     unwrapped,
@@ -30,6 +31,7 @@ __all__ = [
     "InputColumn",
     "MapBatches",
     "add_levels",
+    "apply_batch_map",
     "call_once",
     "count_levels",
     "encode",

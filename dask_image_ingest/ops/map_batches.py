@@ -322,7 +322,7 @@ class BatchMap:
     def __dask_tokenize__(self) -> tuple[Any, ...]:
         outputs = [(name, str(type_)) for name, type_ in self.outputs.items()]
         options = (outputs, self.batch_size, self.inputs, self.skip_missing, self.kept, self.errors)
-        return (self.function.token, *options)
+        return (type(self).__name__, self.function.token, *options)
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -601,6 +601,13 @@ def _in_halves(
         first_failed |= isinstance(outcome, Exception)
         yield part, outcome
     yield from _in_halves(call, rows[middle:], fails=not first_failed)
+
+
+def apply_batch_map(frame: Any, batch_map: BatchMap) -> Any:
+    """The columns that a `BatchMap` keeps and makes of a frame; lazy if the frame is."""
+    if isinstance(frame, dx.FrameBase):
+        return dx.new_collection(MapBatches(frame.expr, batch_map))
+    return batch_map(frame)
 
 
 def make_batch_map(

@@ -158,7 +158,7 @@ class RowMap(BatchMap):
     retries: int = field(default=4, compare=False)
 
     def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (*super().__dask_tokenize__(), "rows", self.concurrency, self.retries)
+        return (*super().__dask_tokenize__(), self.concurrency, self.retries)
 
     def _results(
         self, frame: Any, rows: Sequence[int], columns: Sequence[InputColumn]
@@ -511,9 +511,8 @@ class RowJournal:
     def _stored(self) -> dict[str, bytes]:
         """Key → message."""
         stored = {}
-        for line in b"\n".join(self._output.read(file) or b"" for file in self._files()).split(
-            b"\n"
-        ):
+        contents = (self._output.read(file) or b"" for file in self._files())
+        for line in b"\n".join(contents).split(b"\n"):
             key, _, rest = line.partition(b" ")
             message, _, checksum = rest.partition(b" ")
             with contextlib.suppress(ValueError):
@@ -558,7 +557,7 @@ class RowJournal:
             self._output.append(f"{STAGING}/{self._name}{_SUFFIX}", rows)
         else:
             self._output.put(f"{STAGING}/{self._name}.{uuid.uuid4().hex}{_SUFFIX}", rows)
-        self.check()
+        refuse_ended_run(self._output, self._run)
 
     def check(self) -> None:
         """Raise if another run writes, or this one was stopped.

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, is_column, list_of_names, shown
-from dask_image_ingest.curate.batches import apply, map_images
+from dask_image_ingest.curate.batches import map_images
 from dask_image_ingest.curate.embeddings.models import Head
 from dask_image_ingest.curate.embeddings.vectors import (
     as_numbers,
@@ -26,7 +26,14 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import HEADERS, LOCATION_COLUMNS, Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
-from dask_image_ingest.ops import BatchMap, InputColumn, call_once, make_batch_map, unwrapped
+from dask_image_ingest.ops import (
+    BatchMap,
+    InputColumn,
+    apply_batch_map,
+    call_once,
+    make_batch_map,
+    unwrapped,
+)
 
 # Columns of a read that embeddings don't replace.
 _OF_READS = ("__key__", *LOCATION_COLUMNS, *HEADERS, "error")
@@ -184,7 +191,7 @@ def compute_scores(
             continue
         length = function.length if isinstance(function, Head) else None
         scores = vector_map(frame, column, length, function, outputs, batch_size, **options)
-        frame = apply(frame, scores)
+        frame = apply_batch_map(frame, scores)
     return frame
 
 
@@ -310,15 +317,12 @@ def embed_texts(
         returns=_VECTORS,
         method="texts",
     )
-    return apply(frame, TextMap(**vars(embedded)))
+    return apply_batch_map(frame, TextMap(**vars(embedded)))
 
 
 @dataclass(frozen=True)
 class TextMap(BatchMap):
     """``map_batches`` of a column of texts, in which null is the empty text."""
-
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (*super().__dask_tokenize__(), "texts")
 
     def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
         """All rows, and their texts."""

@@ -178,9 +178,6 @@ class VectorMap(BatchMap):
 
     length: int | None = None  # that each vector must have
 
-    def __dask_tokenize__(self) -> tuple[Any, ...]:
-        return (*super().__dask_tokenize__(), "vectors")
-
     def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
         """The rows that have a vector, and the vectors.
 

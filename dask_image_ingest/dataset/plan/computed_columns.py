@@ -166,8 +166,8 @@ def _moved(parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
     top = parent.frame
     if is_optimized(top, dependents):
         return None
-    mask = _mask_of(parent)
-    if mask is None or not _Steps.of(top).compute_columns:
+    mask = _mask_of(parent) if _Steps.of(top).compute_columns else None
+    if mask is None:
         return None
     late = dask.config.get("image-ingest.decode-late", True)
     found = (_Steps.of(top, mask, through_decodes=through) for through in (False, True)[: 1 + late])
