@@ -11,12 +11,12 @@ from dask_image_ingest.cluster import (
 )
 from dask_image_ingest.computing import progress
 from dask_image_ingest.dataset import (
-    ImageColumn,
     decode_images,
     read_images,
     read_parquet_images,
     read_webdataset_images,
 )
+from dask_image_ingest.dataset.schema import ImageColumn
 from dask_image_ingest.decode import RandomResizedCrop
 from dask_image_ingest.environment import versions
 from dask_image_ingest.errors import (

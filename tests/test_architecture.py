@@ -161,10 +161,14 @@ def floor_of(module: str, name: str) -> int | None:
 
 
 def test_other_rooms_are_entered_by_their_door():
+    doors = {*rooms_with_a_door(), *FOLDERS}
     around = [
         f"{module} imports {imported}"
         for module, imported in edges()
-        if room(module) != room(imported) and "." in imported and imported not in ON_DEMAND
+        if room(module) != room(imported)
+        and "." in imported
+        and imported not in doors
+        and imported not in ON_DEMAND
     ]
     assert not around
 
@@ -173,17 +177,20 @@ def rooms_with_a_door() -> list[str]:
     return [name for name in ROOMS if name != "__init__" and modules()[name].name == "__init__.py"]
 
 
-@pytest.mark.parametrize("name", rooms_with_a_door())
-def test_a_room_shows_what_others_use_and_no_more(name):
-    shown = set(importlib.import_module(f"{PACKAGE}.{name}").__all__)
+FOLDERS = tuple(f"{name}.{folder}" for name, folders in FLOORS.items() for folder in folders)
+
+
+@pytest.mark.parametrize("door", [*rooms_with_a_door(), *FOLDERS])
+def test_a_door_shows_what_others_use_and_no_more(door):
+    shown = set(getattr(importlib.import_module(f"{PACKAGE}.{door}"), "__all__", ()))
     used = {
         what
         for module in modules()
-        if room(module) != name
+        if module != door and not module.startswith(f"{door}.")
         for imported, what in imports(module)
-        if imported == name and what
+        if imported == door and what
     }
-    assert shown == used | started(name) | named(name)
+    assert shown == used | started(door) | named(door)
 
 
 def named(name: str) -> set[str]:

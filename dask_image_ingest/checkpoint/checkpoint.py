@@ -12,10 +12,10 @@ from dask_image_ingest.checkpoint.query import fingerprint_query
 from dask_image_ingest.checkpoint.runner import run_checkpoint
 from dask_image_ingest.checkpoint.stored_frame import ReadStored
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import unfused
+from dask_image_ingest.dataset.references import unfused
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.storage import CHECKPOINT_ADVICE, open_output
+from dask_image_ingest.storage.output import CHECKPOINT_ADVICE, open_output
 
 
 def checkpoint(

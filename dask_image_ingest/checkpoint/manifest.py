@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from dask_image_ingest.checkpoint.query import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.storage import OutputStore
+from dask_image_ingest.storage.output import OutputStore
 
 #: The fingerprint of the query; and, once all are finished, rows and bytes of each partition.
 QUERY_FILE, PARTITIONS_FILE = "_checkpoint.json", "_parts.json"

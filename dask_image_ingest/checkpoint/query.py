@@ -22,15 +22,9 @@ from dask.base import tokenize
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.checkpoint.stored_frame import ReadStored
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
-from dask_image_ingest.dataset import (
-    Decode,
-    ImageNode,
-    Partition,
-    Read,
-    Scan,
-    ShardSplit,
-    partition_sources,
-)
+from dask_image_ingest.dataset.plan import ImageNode, Read, Scan, partition_sources
+from dask_image_ingest.dataset.references import Decode
+from dask_image_ingest.dataset.scan import Partition, ShardSplit
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import QueryStep, digest_of, operation_name, query_steps
 from dask_image_ingest.storage import Shard

@@ -12,18 +12,13 @@ from dask.base import tokenize
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import Task
-from dask_image_ingest.dataset import (
-    KeepsResults,
-    Partition,
-    ShardSplit,
-    files_read,
-    partition_sources,
-    searches_of_frame,
-    unversioned,
-)
+from dask_image_ingest.dataset import files_read, searches_of_frame
+from dask_image_ingest.dataset.plan import KeepsResults, partition_sources
+from dask_image_ingest.dataset.scan import Partition, ShardSplit, unversioned
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns, with_urls
-from dask_image_ingest.storage import OutputStore, Search, Shard
+from dask_image_ingest.storage import Search, Shard
+from dask_image_ingest.storage.output import OutputStore
 from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 

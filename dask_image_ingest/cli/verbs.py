@@ -12,13 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from dask_image_ingest.computing import compute, one_task_per_item
-from dask_image_ingest.dataset import (
-    HEADERS,
-    ImageColumn,
-    read_images,
-    read_parquet_images,
-    read_webdataset_images,
-)
+from dask_image_ingest.dataset import read_images, read_parquet_images, read_webdataset_images
+from dask_image_ingest.dataset.schema import HEADERS, ImageColumn
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.index import write_index

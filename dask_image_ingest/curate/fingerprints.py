@@ -34,11 +34,11 @@ from dask_image_ingest.curate.luma import (
     reduced_columns,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import (
+from dask_image_ingest.dataset import Frame
+from dask_image_ingest.dataset.plan import MapColumns
+from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
     Decode,
-    Frame,
-    MapColumns,
     fetch_encoded,
     references_of,
     references_of_locations,

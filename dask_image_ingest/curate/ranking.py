@@ -29,7 +29,7 @@ from dask_image_ingest.curate.fingerprints import (
 )
 from dask_image_ingest.curate.quality import SIGNALS, with_signals
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import MapColumns
+from dask_image_ingest.dataset.plan import MapColumns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 

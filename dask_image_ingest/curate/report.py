@@ -17,7 +17,8 @@ from dask_image_ingest.curate.quality import BELOW, MIN_GRAYSCALE
 from dask_image_ingest.curate.ranking import resolve_identity
 from dask_image_ingest.curate.summary import Plan, Summary, summarize
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import LOCATION_COLUMNS, decode_images
+from dask_image_ingest.dataset import decode_images
+from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import backend_of, pandas_type

@@ -43,14 +43,8 @@ from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_dec
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.storage import (
-    PARQUET,
-    Shard,
-    find_shards,
-    open_parquet,
-    refuse_unfinished,
-    searches_of,
-)
+from dask_image_ingest.storage import PARQUET, Shard, find_shards, open_parquet, searches_of
+from dask_image_ingest.storage.output import refuse_unfinished
 
 # Decoded bytes per encoded byte if they are not resized, about that of photographs as JPEG.
 _EXPANSION = 10

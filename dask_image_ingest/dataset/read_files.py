@@ -23,7 +23,8 @@ from dask_image_ingest.dataset.plan.base_nodes import ImageNode, Read
 from dask_image_ingest.dataset.references.fetch import field_of, references_of
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, reference_columns
-from dask_image_ingest.storage import PARQUET, Search, inside, refuse_sources
+from dask_image_ingest.storage import PARQUET, Search, inside
+from dask_image_ingest.storage.output import refuse_sources
 
 # Dask searches hidden folders, too.
 _OF_DASK = replace(PARQUET, hidden=())

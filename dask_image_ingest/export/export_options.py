@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from dask_image_ingest.export.members import Members
-from dask_image_ingest.storage import STAGING, OutputStore
+from dask_image_ingest.storage.output import STAGING, OutputStore
 
 #: The plan is written first, the manifest last.
 PLAN, MANIFEST = "_plan.json", "_manifest.json"

@@ -15,7 +15,7 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.export_options import LEFT_OUT, MANIFEST, PLAN, Options, file_names
 from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.write_shards import done_name, has_recorded_sizes
-from dask_image_ingest.storage import OutputStore
+from dask_image_ingest.storage.output import OutputStore
 from dask_image_ingest.url_secrets import without_secrets
 
 #: Format version of plans and manifests.

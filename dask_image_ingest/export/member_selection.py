@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.dataset import image_member
+from dask_image_ingest.dataset.schema import image_member
 from dask_image_ingest.export.export_options import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, META_NAME, Sample, ShardIndex, duplicate_error
 

@@ -22,24 +22,22 @@ from dask.delayed import Delayed, DelayedLeaf
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import (
+from dask_image_ingest.dataset import ReadOptions
+from dask_image_ingest.dataset.plan import (
     AppendsColumns,
-    ColumnDecode,
-    Decode,
-    ImageMember,
     KeepsResults,
     MapColumns,
     Read,
-    ReadOptions,
     Scan,
     ScanFiles,
     ScanShards,
     ScanTables,
     datasets_of,
-    encoded_by,
     partition_sources,
-    unfused,
 )
+from dask_image_ingest.dataset.references import Decode, encoded_by, unfused
+from dask_image_ingest.dataset.scan import ColumnDecode
+from dask_image_ingest.dataset.schema import ImageMember
 from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of, with_urls

@@ -40,7 +40,7 @@ from dask_image_ingest.export.query import (
 )
 from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.index import parquet_bytes
-from dask_image_ingest.storage import (
+from dask_image_ingest.storage.output import (
     REPLACEMENT,
     RUN,
     STAGING,

@@ -10,7 +10,7 @@ from operator import itemgetter
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.storage import OutputStore, translate_write_errors
+from dask_image_ingest.storage.output import OutputStore, translate_write_errors
 
 _COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
 

@@ -13,19 +13,21 @@ import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import (
+from dask_image_ingest.dataset.plan import (
     Change,
-    Decode,
     KeepsResults,
     ScanFiles,
     ScanShards,
-    adds_references,
     backtrack,
+    value_sources,
+)
+from dask_image_ingest.dataset.references import (
+    Decode,
+    adds_references,
     fetch_encoded,
     field_of,
     reference_rows,
     references_of,
-    value_sources,
 )
 from dask_image_ingest.decode import DecodeSpec, Header, Mode
 from dask_image_ingest.errors import ArgumentError

@@ -18,19 +18,14 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_flag, check_frame, check_storage_options, shown
 from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import (
+from dask_image_ingest.dataset import files_of_rows, files_read, searches_of_frame
+from dask_image_ingest.dataset.plan import ScanFiles, ScanTables, backtrack, value_sources
+from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
     Decode,
-    ScanFiles,
-    ScanTables,
-    backtrack,
     field_of,
-    files_of_rows,
-    files_read,
     references_of,
     references_of_locations,
-    searches_of_frame,
-    value_sources,
 )
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import as_query, source_options_of
@@ -43,7 +38,7 @@ from dask_image_ingest.frames import (
     with_urls,
     without,
 )
-from dask_image_ingest.storage import (
+from dask_image_ingest.storage.output import (
     LOCK,
     PARQUET_ADVICE,
     STAGING,

@@ -27,11 +27,7 @@ from dask_image_ingest.export.query import as_query, reads_samples, source_optio
 from dask_image_ingest.export.run import export
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
 from dask_image_ingest.frames import image_columns, reference_columns
-from dask_image_ingest.storage import (
-    EXPORT_ADVICE,
-    OutputStore,
-    open_output,
-)
+from dask_image_ingest.storage.output import EXPORT_ADVICE, OutputStore, open_output
 
 
 def to_webdataset(

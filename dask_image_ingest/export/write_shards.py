@@ -26,7 +26,8 @@ from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.staged_tables import read_batch, take_rows
 from dask_image_ingest.export.tar_layout import Chunk, Layout, index_file, lay_out
 from dask_image_ingest.index import parquet_bytes
-from dask_image_ingest.storage import STAGING, ByteReader, find_shards, open_shard, refuse_other_run
+from dask_image_ingest.storage import ByteReader, find_shards, open_shard
+from dask_image_ingest.storage.output import STAGING, refuse_other_run
 from dask_image_ingest.url_secrets import url_identity
 
 # Members at most so many bytes apart are read together, which costs less than another call.

@@ -26,7 +26,8 @@ from dask_image_ingest.index.index_file import (
     StoredIndex,
     UnusableIndexError,
 )
-from dask_image_ingest.storage import COMBINED_INDEX, ByteReader, OutputStore, Shard, natural_order
+from dask_image_ingest.storage import COMBINED_INDEX, ByteReader, Shard, natural_order
+from dask_image_ingest.storage.output import OutputStore
 from dask_image_ingest.tar import (
     FIELDS,
     HEAD,

@@ -32,20 +32,17 @@ from dask_image_ingest.index.discovery import (
 from dask_image_ingest.index.index_file import IndexTable, UnusableIndexError
 from dask_image_ingest.storage import (
     COMBINED_INDEX,
-    INDEX_ADVICE,
     INDEX_SUFFIX,
-    STAGING,
     Shard,
     find_shards,
     folder_of,
     inside,
     is_web,
     local_path,
-    open_output,
     open_shard,
-    refuse_sources,
     shard_name,
 )
+from dask_image_ingest.storage.output import INDEX_ADVICE, STAGING, open_output, refuse_sources
 from dask_image_ingest.tar import Damage, index_tar
 from dask_image_ingest.url_secrets import without_secrets
 

@@ -29,16 +29,16 @@ from distributed.utils import offload
 
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset import (
+from dask_image_ingest.dataset import warn_user
+from dask_image_ingest.dataset.plan import shard_of_partition
+from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
     known_lengths,
     last_decode,
     persist_moves,
     reads_remote,
-    shard_of_partition,
     unindexed_remote,
-    warn_user,
     with_bad_rows,
     with_draw,
 )

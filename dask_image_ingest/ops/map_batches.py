@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_flag, whole_number
-from dask_image_ingest.dataset import AppendsColumns, PreservesRows
+from dask_image_ingest.dataset.plan import AppendsColumns, PreservesRows
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,

@@ -45,7 +45,12 @@ from dask_image_ingest.ops.map_batches import (
     waits,
 )
 from dask_image_ingest.ops.outputs import checked_images, value_array
-from dask_image_ingest.storage import STAGING, OutputStore, refuse_ended_run, refuse_other_run
+from dask_image_ingest.storage.output import (
+    STAGING,
+    OutputStore,
+    refuse_ended_run,
+    refuse_other_run,
+)
 from dask_image_ingest.user_functions import stable_token
 
 # --- the loop of this process -------------------------------------------------------------------

@@ -14,13 +14,9 @@ import pandas as pd
 import pyarrow.compute as pc
 from dask.utils import format_bytes
 
-from dask_image_ingest.dataset import (
-    ImageMember,
-    NoPixels,
-    ReadOptions,
-    SampleRows,
-    parse_image_extensions,
-)
+from dask_image_ingest.dataset import ReadOptions
+from dask_image_ingest.dataset.scan import NoPixels, SampleRows
+from dask_image_ingest.dataset.schema import ImageMember, parse_image_extensions
 from dask_image_ingest.decode import (
     MAX_PIXELS,
     DecodeSpec,

@@ -22,7 +22,9 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import LOCATION_COLUMNS, datasets_of, files_read, searches_of_frame
+from dask_image_ingest.dataset import files_read, searches_of_frame
+from dask_image_ingest.dataset.plan import datasets_of
+from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.image_counts import (
@@ -31,7 +33,8 @@ from dask_image_ingest.image_counts import (
     reduce_partitions,
     total_images,
 )
-from dask_image_ingest.storage import refuse_sources, shard_name
+from dask_image_ingest.storage import shard_name
+from dask_image_ingest.storage.output import refuse_sources
 from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,

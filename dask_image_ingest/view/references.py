@@ -10,16 +10,15 @@ import pandas as pd
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import (
+from dask_image_ingest.dataset.plan import MapColumns, datasets_of
+from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
-    ColumnDecode,
     Decode,
-    MapColumns,
     add_references,
-    datasets_of,
     decode_partition,
     point_to_images,
 )
+from dask_image_ingest.dataset.scan import ColumnDecode
 from dask_image_ingest.decode import MAX_PIXELS, DecodeSpec, make_decode_spec
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 

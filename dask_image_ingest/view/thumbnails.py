@@ -24,7 +24,8 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import LOCATION_COLUMNS, image_field
+from dask_image_ingest.dataset.references import LOCATION_COLUMNS
+from dask_image_ingest.dataset.schema import image_field
 from dask_image_ingest.decode import LARGEST_SIZE
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns

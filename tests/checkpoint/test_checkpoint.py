@@ -19,7 +19,7 @@ from witnesses import contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.checkpoint import runner
-from dask_image_ingest.dataset import Scan
+from dask_image_ingest.dataset.plan import Scan
 from dask_image_ingest.errors import ArgumentError, ExportError, FunctionError, ShardError
 from dask_image_ingest.frames import backend_of
 

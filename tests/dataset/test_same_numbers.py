@@ -13,7 +13,7 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.dask_internals import new_collection
-from dask_image_ingest.dataset import last_decode
+from dask_image_ingest.dataset.references import last_decode
 
 pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
 

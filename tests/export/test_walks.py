@@ -16,8 +16,7 @@ from tars import tar
 from witnesses import shards_in
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import handed_over_index
-from dask_image_ingest.dataset.scan import samples
+from dask_image_ingest.dataset.scan import handed_over_index, samples
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export import run
 from dask_image_ingest.export.plan import locate

@@ -15,7 +15,7 @@ from PIL import Image
 from tars import sparse_tar, tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import LOCATION_COLUMNS
+from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 
 N = 6
 KEPT = ["__key__", *LOCATION_COLUMNS, "image"]

@@ -23,7 +23,9 @@ from dask_image_ingest.curate.embeddings.vectors import (
     vector_map,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset import HEADERS, LOCATION_COLUMNS, Frame
+from dask_image_ingest.dataset import Frame
+from dask_image_ingest.dataset.references import LOCATION_COLUMNS
+from dask_image_ingest.dataset.schema import HEADERS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.ops import (

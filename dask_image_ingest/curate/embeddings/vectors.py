@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, is_column
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import MapColumns
+from dask_image_ingest.dataset.plan import MapColumns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 from dask_image_ingest.ops import BatchMap, InputColumn, make_batch_map, vectors

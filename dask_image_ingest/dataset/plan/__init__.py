@@ -2,3 +2,47 @@
 
 In: a query. Out: a scan with columns, filters and limits; lineage and alignment of partitions.
 """
+
+from dask_image_ingest.dataset.plan.base_nodes import (
+    ImageNode,
+    KeepsResults,
+    PreservesRows,
+    Read,
+)
+from dask_image_ingest.dataset.plan.computed_columns import (
+    AppendsColumns,
+    MapColumns,
+)
+from dask_image_ingest.dataset.plan.lineage import (
+    Change,
+    backtrack,
+    datasets_of,
+    partition_sources,
+    shard_of_partition,
+    value_sources,
+)
+from dask_image_ingest.dataset.plan.scan_node import (
+    Scan,
+    ScanFiles,
+    ScanShards,
+    ScanTables,
+)
+
+__all__ = [
+    "AppendsColumns",
+    "Change",
+    "ImageNode",
+    "KeepsResults",
+    "MapColumns",
+    "PreservesRows",
+    "Read",
+    "Scan",
+    "ScanFiles",
+    "ScanShards",
+    "ScanTables",
+    "backtrack",
+    "datasets_of",
+    "partition_sources",
+    "shard_of_partition",
+    "value_sources",
+]

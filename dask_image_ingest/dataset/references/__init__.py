@@ -3,3 +3,67 @@
 In: frames with references, or with columns that locate or hold encoded images. Out: the same rows
 with pixels and errors, and the optimiser rules that place the decode after shuffles and the like.
 """
+
+from dask_image_ingest.dataset.references.ahead import (
+    EncodedAhead,
+)
+from dask_image_ingest.dataset.references.chunks import (
+    ChunkedMap,
+    LastDecode,
+    known_lengths,
+    last_decode,
+    persist_moves,
+    reads_remote,
+    unindexed_remote,
+    with_bad_rows,
+    with_draw,
+)
+from dask_image_ingest.dataset.references.decode_node import (
+    Decode,
+    unfused,
+)
+from dask_image_ingest.dataset.references.fetch import (
+    decode_partition,
+    fetch_encoded,
+    field_of,
+    reference_rows,
+    references_of,
+)
+from dask_image_ingest.dataset.references.fused_decode import (
+    SHAPE_IN_NAME,
+)
+from dask_image_ingest.dataset.references.make_references import (
+    LOCATION_COLUMNS,
+    add_references,
+    adds_references,
+    encoded_by,
+    point_to_images,
+    references_of_locations,
+)
+
+__all__ = [
+    "LOCATION_COLUMNS",
+    "SHAPE_IN_NAME",
+    "ChunkedMap",
+    "Decode",
+    "EncodedAhead",
+    "LastDecode",
+    "add_references",
+    "adds_references",
+    "decode_partition",
+    "encoded_by",
+    "fetch_encoded",
+    "field_of",
+    "known_lengths",
+    "last_decode",
+    "persist_moves",
+    "point_to_images",
+    "reads_remote",
+    "reference_rows",
+    "references_of",
+    "references_of_locations",
+    "unfused",
+    "unindexed_remote",
+    "with_bad_rows",
+    "with_draw",
+]

@@ -2,3 +2,27 @@
 
 In: a shard and a `ScanSpec`. Out: metadata and references, or pixels. Start reading at ``task.py``.
 """
+
+from dask_image_ingest.dataset.scan.decode_rows import (
+    ColumnDecode,
+    NoPixels,
+)
+from dask_image_ingest.dataset.scan.partitioning import (
+    Partition,
+    ShardSplit,
+    unversioned,
+)
+from dask_image_ingest.dataset.scan.samples import (
+    SampleRows,
+    handed_over_index,
+)
+
+__all__ = [
+    "ColumnDecode",
+    "NoPixels",
+    "Partition",
+    "SampleRows",
+    "ShardSplit",
+    "handed_over_index",
+    "unversioned",
+]

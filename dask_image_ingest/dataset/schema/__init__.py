@@ -2,3 +2,23 @@
 
 In: the first shard and its sidecar. Out: a `Schema`, and Arrow arrays.
 """
+
+from dask_image_ingest.dataset.schema.columns import (
+    HEADERS,
+    METADATA_COLUMNS,
+    ImageColumn,
+    ImageMember,
+    image_field,
+    image_member,
+    parse_image_extensions,
+)
+
+__all__ = [
+    "HEADERS",
+    "METADATA_COLUMNS",
+    "ImageColumn",
+    "ImageMember",
+    "image_field",
+    "image_member",
+    "parse_image_extensions",
+]

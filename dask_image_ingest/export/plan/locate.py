@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset import handed_over_index
+from dask_image_ingest.dataset.scan import handed_over_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.json_fields import with_fields

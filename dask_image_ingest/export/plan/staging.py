@@ -23,7 +23,9 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import compute, one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset import METADATA_COLUMNS, ScanShards, image_field, references_of
+from dask_image_ingest.dataset.plan import ScanShards
+from dask_image_ingest.dataset.references import references_of
+from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.members import ColumnMember, member_bytes
@@ -45,7 +47,7 @@ from dask_image_ingest.export.stored_images import (
 )
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns, without
 from dask_image_ingest.index import parquet_bytes
-from dask_image_ingest.storage import STAGING
+from dask_image_ingest.storage.output import STAGING
 
 _LOCATION_COLUMNS = ("__key__", "__url__", "offset")
 

@@ -1,4 +1,8 @@
-"""The output store at a path or URL."""
+"""Where files are written: local folders and object stores.
+
+In: a path or URL. Out: a store whose files appear whole, the lock of the run that writes there, and
+the swap of a folder for another.
+"""
 
 from __future__ import annotations
 
@@ -7,9 +11,59 @@ from typing import Any
 
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.lock import (
+    LOCK,
+    RUN,
+    acquire,
+    begin_run,
+    end_run,
+    refuse_ended_run,
+    refuse_other_run,
+)
 from dask_image_ingest.storage.output.remote_store import RemoteStore
-from dask_image_ingest.storage.output.store import OutputStore, WriteAdvice
+from dask_image_ingest.storage.output.store import (
+    CHECKPOINT_ADVICE,
+    EXPORT_ADVICE,
+    INDEX_ADVICE,
+    PARQUET_ADVICE,
+    STAGING,
+    OutputStore,
+    WriteAdvice,
+    translate_write_errors,
+)
+from dask_image_ingest.storage.output.swap import (
+    JOURNAL,
+    REPLACEMENT,
+    refuse_sources,
+    refuse_unfinished,
+    replacement_of,
+    swap,
+)
 from dask_image_ingest.storage.shard import local_path
+
+__all__ = [
+    "CHECKPOINT_ADVICE",
+    "EXPORT_ADVICE",
+    "INDEX_ADVICE",
+    "JOURNAL",
+    "LOCK",
+    "PARQUET_ADVICE",
+    "REPLACEMENT",
+    "RUN",
+    "STAGING",
+    "OutputStore",
+    "acquire",
+    "begin_run",
+    "end_run",
+    "open_output",
+    "refuse_ended_run",
+    "refuse_other_run",
+    "refuse_sources",
+    "refuse_unfinished",
+    "replacement_of",
+    "swap",
+    "translate_write_errors",
+]
 
 
 def open_output(

@@ -10,7 +10,7 @@ from counted import work  # noqa: F401
 from odd_shards import in_this_process, read, write_odd_shards  # noqa: F401
 from photo_shards import make_photos
 
-from dask_image_ingest.dataset import Decode
+from dask_image_ingest.dataset.references import Decode
 from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames.pandas_backend import PandasBackend

@@ -18,8 +18,7 @@ from odd_shards import PHOTOS, in_this_process, read, write_odd_shards  # noqa: 
 from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import Decode
-from dask_image_ingest.dataset.references import chunks
+from dask_image_ingest.dataset.references import Decode, chunks
 from dask_image_ingest.dataset.references.fetch import decode_partition
 from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.errors import (

@@ -16,7 +16,7 @@ from nvidia.dali import fn
 from odd_shards import PHOTOS, in_this_process, read, write_odd_shards  # noqa: F401
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import Decode
+from dask_image_ingest.dataset.references import Decode
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.frames import ImageReference
 
