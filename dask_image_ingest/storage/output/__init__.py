@@ -1,4 +1,4 @@
-"""Where files are written: local folders and object stores.
+"""Output folders, on disk and in object stores.
 
 In: a path or URL. Out: a store whose files appear whole, the lock of the run that writes there, and
 the swap of a folder for another.
