@@ -239,7 +239,13 @@ def test_lazy_and_eager_frames_give_the_same_columns(ddf):
     computed = lazy[added].compute()
     pd.testing.assert_frame_equal(computed, eager[added])
     assert computed.dtypes.to_dict() == lazy[added].dtypes.to_dict()
-    assert set(added) > set(COLUMNS)
+
+
+def test_issues_bring_the_signals_that_they_use_and_no_others(ddf):
+    used = ["dark", "light", "sharpness", "entropy", "grayscale", "aspect", "area"]
+    found = find_issues(ddf).columns
+    assert {name for name in found if name.startswith("quality.")} == {f"quality.{n}" for n in used}
+    assert set(find_issues(measure_quality(ddf)).columns) > set(COLUMNS)
 
 
 def test_signals_that_are_missing_are_made_and_none_is_dropped(ddf):
@@ -300,7 +306,7 @@ def test_an_image_that_cannot_be_decoded_has_no_signals(tmp_path):
 
     table = find_issues(dii.read_webdataset_images(write_bad_shard(tmp_path), backend="pandas"))
     table = table.compute()
-    assert table["quality.blur"].isna().tolist() == table["error"].notna().tolist()
+    assert table["quality.sharpness"].isna().tolist() == table["error"].notna().tolist()
     assert table["issue.dark"].isna().tolist() == table["error"].notna().tolist()
     assert summarize_issues(table)["unknown"]["dark"] == table["error"].notna().sum() == 2
 

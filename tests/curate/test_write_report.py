@@ -25,6 +25,7 @@ from dask_image_ingest.curate import (
     find_issues,
     find_overlaps,
     find_semantic_duplicates,
+    measure_quality,
     write_report,
 )
 from dask_image_ingest.curate.report import _THRESHOLDS, _histogram
@@ -49,7 +50,7 @@ def curated(collection):
         small = [Image.fromarray(each).convert("RGB").resize((8, 8)) for each in pictures]
         return np.stack([np.asarray(each, "float32").reshape(-1) for each in small])
 
-    found = find_duplicates(find_issues(embed(collection, model)))
+    found = find_duplicates(find_issues(measure_quality(embed(collection, model))))
     found = find_semantic_duplicates(found, threshold=0.99)
     found = find_overlaps(found, collection.partitions[1])
     return compute_scores(found, {"first": lambda vectors: vectors[:, 0]})
