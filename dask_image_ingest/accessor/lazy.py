@@ -16,8 +16,8 @@ from numpy.typing import DTypeLike
 from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.dask_internals import FromGraph, Head, Len, new_collection
 from dask_image_ingest.dask_internals import Literal as Known
-from dask_image_ingest.dataset.plan import Scan, value_sources
-from dask_image_ingest.dataset.references import SHAPE_IN_NAME, ChunkedMap, Decode
+from dask_image_ingest.dataset.plan import SHAPE_IN_NAME, Scan, value_sources
+from dask_image_ingest.dataset.references import ChunkedMap, Decode
 from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin

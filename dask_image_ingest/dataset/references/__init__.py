@@ -29,9 +29,6 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.references.fused_decode import (
-    SHAPE_IN_NAME,
-)
 from dask_image_ingest.dataset.references.make_references import (
     LOCATION_COLUMNS,
     add_references,
@@ -43,7 +40,6 @@ from dask_image_ingest.dataset.references.make_references import (
 
 __all__ = [
     "LOCATION_COLUMNS",
-    "SHAPE_IN_NAME",
     "ChunkedMap",
     "Decode",
     "EncodedAhead",

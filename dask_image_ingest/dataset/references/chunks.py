@@ -15,7 +15,7 @@ from dask.dataframe.dispatch import concat
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
 from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, SAME_ROWS
-from dask_image_ingest.dataset.plan.scan_node import Scan
+from dask_image_ingest.dataset.plan.scan_node import Scan, ScanPlaceholder, Steps
 from dask_image_ingest.dataset.references.ahead import fetch_rows
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (
@@ -27,7 +27,6 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.references.fused_decode import ScanPlaceholder, Steps
 from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import backend_of

@@ -24,16 +24,24 @@ from dask_image_ingest.dataset.plan.base_nodes import (
 from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, uses_columns
 from dask_image_ingest.dataset.plan.operators import ROW_WISE
 from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
-from dask_image_ingest.dataset.plan.scan_node import HeadOfRead, Scan
-from dask_image_ingest.dataset.references.fetch import decode_partition, decoded_meta
-from dask_image_ingest.dataset.references.fused_decode import ReadAndDecode, decode_in_read
+from dask_image_ingest.dataset.plan.scan_node import (
+    HeadOfRead,
+    ReadAndDecode,
+    Scan,
+    fuse_with_scan,
+)
+from dask_image_ingest.dataset.references.fetch import decode_partition
 from dask_image_ingest.dataset.references.moves import (
     Undecoded,
     apply_to_groups,
     leads_to_a_move,
     over_references,
 )
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, ErrorFilter
+from dask_image_ingest.dataset.scan.decode_rows import (
+    ColumnDecode,
+    ErrorFilter,
+    decoded_meta,
+)
 from dask_image_ingest.decode import ImageShape
 
 
@@ -355,7 +363,7 @@ class Decode(AppendsColumns, PreservesRows):
         if isinstance(frame, dx.Partitions):
             # Lowering a head above inserts it; simplified, it becomes an operand of the scan.
             frame = frame.simplify()
-        fused = decode_in_read(frame, self.images, self.only, self.limit, self.columns)
+        fused = fuse_with_scan(frame, self.images, self.only, self.limit, self.columns)
         return super()._lower() if fused is None else fused
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:

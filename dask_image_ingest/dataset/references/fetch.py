@@ -293,13 +293,6 @@ def _decode_frame(
     return frame
 
 
-def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:
-    """The meta of a decoded frame."""
-    for each in images:
-        meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
-    return meta
-
-
 def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
     """The reference of each row, None for null; carried bytes are views, not copies."""
     carried = [

@@ -68,6 +68,13 @@ class ColumnDecode:
         return without(frame, [self.image])
 
 
+def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:
+    """The meta of a decoded frame."""
+    for each in images:
+        meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
+    return meta
+
+
 #: Rows that a decode keeps: decoded images only, failed ones only, or all.
 ErrorFilter: TypeAlias = Literal["good", "bad"] | None
 
