@@ -39,10 +39,8 @@ from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_t
 class AppendsColumns(ImageNode, dx.Blockwise):
     """Base of expressions that append columns; filters and projections without them go below."""
 
-    #: False if it places filters itself.
-    is_row_wise: ClassVar[bool] = True
-    #: False if it drops rows.
-    keeps_rows = True
+    #: True if it decides itself where a filter above it runs.
+    places_filters: ClassVar[bool] = False
 
     @property
     def added(self) -> frozenset[Any]:
@@ -135,7 +133,7 @@ class MapColumns(AppendsColumns, PreservesRows):
 FILTERS = (dx.Filter, dx.Loc, dx.DropnaFrame, dx.Query)
 
 # Operations that compute each row from that row of their operands.
-_STEPS = (*SAME_ROWS, *RENAMES, *ELEMENTWISE, dx.Drop, dx.Index, dx._DeepCopy)
+_ROW_WISE = (*SAME_ROWS, *RENAMES, *ELEMENTWISE, dx.Drop, dx.Index, dx._DeepCopy)
 
 
 def filter_first(top: dx.Expr, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -166,23 +164,25 @@ def _moved(parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
     top = parent.frame
     if is_optimized(top, dependents):
         return None
-    mask = _mask_of(parent) if _Steps.of(top).compute_columns else None
+    mask = _mask_of(parent) if _RowWiseTree.of(top).compute_columns else None
     if mask is None:
         return None
     late = dask.config.get("image-ingest.decode-late", True)
-    found = (_Steps.of(top, mask, through_decodes=through) for through in (False, True)[: 1 + late])
-    steps = next((each for each in found if each.foot is not None), None)
-    if steps is None or steps.are_shared(parent, dependents):
+    found = (
+        _RowWiseTree.of(top, mask, through_decodes=through) for through in (False, True)[: 1 + late]
+    )
+    tree = next((each for each in found if each.foot is not None), None)
+    if tree is None or tree.are_shared(parent, dependents):
         return None
     try:
-        below, above = steps.place(mask)
+        below, above = tree.place(mask)
         on_foot = functools.reduce(dx.And, below)
-        if not dx.are_co_aligned(steps.foot, on_foot):
+        if not dx.are_co_aligned(tree.foot, on_foot):
             return None
-        filtered = _filtered(steps.foot, on_foot)
-        result = steps.over(filtered, top)
+        filtered = _filtered(tree.foot, on_foot)
+        result = tree.over(filtered, top)
         if above:
-            result = dx.Filter(result, steps.over(filtered, functools.reduce(dx.And, above)))
+            result = dx.Filter(result, tree.over(filtered, functools.reduce(dx.And, above)))
     except _NotMovableError:
         # As a mask it can be joined with other filters, one of which may move.
         return None if isinstance(parent, dx.Filter) else dx.Filter(top, mask)
@@ -194,7 +194,7 @@ def will_move(parent: dx.Expr, dependents: Dependents) -> bool:
     top = parent.frame
     if _moved(parent, dependents) is not None:
         return True
-    feet = [top] if isinstance(top, FILTERS) else _Steps.of(top).feet.values()
+    feet = [top] if isinstance(top, FILTERS) else _RowWiseTree.of(top).feet.values()
     return any(isinstance(foot, FILTERS) and will_move(foot, dependents) for foot in feet)
 
 
@@ -269,14 +269,14 @@ class _NotMovableError(Exception):
 
 
 @dataclass(frozen=True)
-class _Steps:
+class _RowWiseTree:
     """Row-wise operations by name, and the frames from whose rows they are computed."""
 
     nodes: Mapping[str, dx.Expr]
     feet: Mapping[str, dx.Expr]
 
     @classmethod
-    def of(cls, *tops: dx.Expr, through_decodes: bool = False) -> _Steps:
+    def of(cls, *tops: dx.Expr, through_decodes: bool = False) -> _RowWiseTree:
         """The operations below ``tops``."""
         nodes: dict[str, dx.Expr] = {}
         feet: dict[str, dx.Expr] = {}
@@ -285,8 +285,12 @@ class _Steps:
             node = stack.pop()
             if node._name in nodes or not node.ndim:
                 continue
-            appends = isinstance(node, AppendsColumns) and (node.is_row_wise or through_decodes)
-            if isinstance(node, _STEPS) or (appends and node.keeps_rows):
+            appends = (
+                isinstance(node, AppendsColumns)
+                and (through_decodes or not node.places_filters)
+                and node._is_length_preserving
+            )
+            if appends or isinstance(node, _ROW_WISE):
                 nodes[node._name] = node
                 stack += _row_operands(node)
             else:

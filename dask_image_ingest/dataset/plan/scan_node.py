@@ -193,6 +193,7 @@ class Scan(Read):
         return Task(name, read_partition, partition, self.spec, _data_producer=True)
 
     def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        # Dask's filter asks for it, and `_simplify_up`. Above is `dask_patches`.
         return super()._filter_passthrough_available(parent, dependents) and (
             self.filtered_by(parent.predicate) is not None
         )

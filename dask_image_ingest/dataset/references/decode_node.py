@@ -136,7 +136,7 @@ class Decode(AppendsColumns, PreservesRows):
     _parameters: ClassVar = ["frame", "images", "only", "limit"]
     _defaults: ClassVar = {"only": None, "limit": None}
     _preserves_partitioning_information = True
-    is_row_wise = False
+    places_filters = True
     images: tuple[ColumnDecode, ...]
     only: ErrorFilter
     limit: int | None
@@ -150,11 +150,6 @@ class Decode(AppendsColumns, PreservesRows):
     @property
     def _is_length_preserving(self) -> bool:  # type: ignore[override] # as in Dask: a property
         return self.only is None and self.limit is None
-
-    @property
-    def keeps_rows(self) -> bool:  # type: ignore[override] # depends on its operands
-        """True if no row is dropped."""
-        return self._is_length_preserving
 
     @property
     def added(self) -> frozenset[Any]:
