@@ -3,7 +3,9 @@
 import gc
 import sys
 from importlib import import_module
+from pathlib import Path
 
+import dask
 import numpy as np
 import pytest
 from corpus import bad_images
@@ -175,3 +177,23 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
             sys.setprofile(None)
     assert scanning / SAMPLES < 4 * 12
     assert calls / SAMPLES < 70
+
+
+@pytest.mark.skipif(not Path("/proc/self/io").exists(), reason="Linux counts what a process reads")
+@pytest.mark.parametrize("errors", ["null", "drop"])
+def test_the_first_rows_cost_no_read_of_the_whole_shard(errors, tmp_path):
+    noise = np.random.default_rng(0).integers(0, 256, (200, 160, 160, 3), np.uint8)
+    members = [
+        (f"{row:03d}.png", encode(Image.fromarray(image), "png")) for row, image in enumerate(noise)
+    ]
+    path = write_tar(tmp_path / "noise.tar", members)
+
+    def bytes_read(query):
+        before = int(Path("/proc/self/io").read_text().split()[1])
+        query(read_webdataset_images(path, errors=errors, backend="pandas"))
+        return int(Path("/proc/self/io").read_text().split()[1]) - before
+
+    with dask.config.set(scheduler="synchronous"):
+        whole = bytes_read(lambda ddf: ddf.compute())
+        assert whole > path.stat().st_size > 15e6
+        assert bytes_read(lambda ddf: ddf.head(5)) < whole / 4

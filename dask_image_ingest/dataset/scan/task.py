@@ -216,7 +216,8 @@ def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
 
 
 def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
-    all_images = spec.decode is not None and spec.decode.steps is None
+    decode = spec.decode
+    all_images = decode is not None and decode.steps is None and decode.limit is None
     all_rows = split.parts == 1 and not spec.filters and spec.limit is None
     with open_rows(
         split.shard,
