@@ -25,7 +25,11 @@ from PIL import Image
 
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
-from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
+from dask_image_ingest.dataset.schema.columns import (
+    ImageMember,
+    make_schema,
+    parse_image_extensions,
+)
 from dask_image_ingest.decode.decode_spec import MAX_PIXELS, DecodeSpec
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
@@ -64,8 +68,8 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     content = MemoryReader(shard)
     index = index_tar(content)
     images = parse_image_extensions(IMAGE_EXTENSIONS)
-    options = ReadOptions(images, DecodeSpec(max_pixels=MAX_PIXELS))
-    schema = make_schema(index, content, image_extensions=images)
+    options = ReadOptions((ImageMember("image", images, DecodeSpec(max_pixels=MAX_PIXELS)),))
+    schema = make_schema(index, content, images={"image": images})
     components = schema.select(COLUMNS)
 
     def table():

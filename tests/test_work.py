@@ -15,7 +15,11 @@ from PIL import Image
 from dask_image_ingest import read_webdataset_images
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.samples import SampleRows
-from dask_image_ingest.dataset.schema.columns import make_schema, parse_image_extensions
+from dask_image_ingest.dataset.schema.columns import (
+    ImageMember,
+    make_schema,
+    parse_image_extensions,
+)
 from dask_image_ingest.decode.decode_spec import MAX_PIXELS, DecodeSpec
 from dask_image_ingest.storage import open_shard
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, index_tar
@@ -166,8 +170,8 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
             sys.setprofile(None)
         scanning, calls = calls, 0
         images = parse_image_extensions(IMAGE_EXTENSIONS)
-        options = ReadOptions(images, DecodeSpec(max_pixels=MAX_PIXELS))
-        schema = make_schema(index, buffer, image_extensions=images)
+        options = ReadOptions((ImageMember("image", images, DecodeSpec(max_pixels=MAX_PIXELS)),))
+        schema = make_schema(index, buffer, images={"image": images})
         columns = ["__key__", "offset", "txt", "height", "width"]
         rows = SampleRows(str(shard), buffer, index, options, schema.select(columns))
         sys.setprofile(count)

@@ -20,7 +20,7 @@ from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
     ReadOptions,
     checked_backend,
-    refuse_decoding,
+    parse_images,
 )
 from dask_image_ingest.dataset.scan.file_rows import (
     CLASS_COLUMNS,
@@ -39,8 +39,6 @@ from dask_image_ingest.dataset.schema.columns import (
     FileColumn,
     ImageChoice,
     Schema,
-    image_members,
-    warn_of_masks,
 )
 from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
@@ -165,27 +163,22 @@ def read_images(
     """
     backend_ = checked_backend(backend, errors, decode)
     storage_options = check_storage_options(storage_options)
-    extensions, decoding, others = image_members(
+    images = parse_images(
         image,
-        {
-            "size": size,
-            "resize": resize,
-            "mode": mode,
-            "augment": augment,
-            "transform": transform,
-        },
         functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
+        errors=errors,
+        decode=decode,
+        size=size,
+        resize=resize,
+        mode=mode,
+        augment=augment,
+        transform=transform,
     )
-    if not decode:
-        for each in (decoding, *(other.decoding for other in others)):
-            refuse_decoding(each, errors)
-    else:
-        warn_of_masks(image, mode)
     if label not in (None, "folder"):
         raise ArgumentError(f"label={shown(label)}: pass 'folder', or None for no labels")
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
-    every = (*extensions, *(extension for other in others for extension in other.extensions))
+    every = tuple(extension for each in images for extension in each.extensions)
     kind = replace(_IMAGES, suffixes=tuple(f".{extension}" for extension in every))
     files = find_shards(paths, storage_options, kind)
     unknown = next((file.url for file in files if file.size < 0), None)
@@ -200,12 +193,10 @@ def read_images(
         folders = folders_in(root, storage_options, kind) if is_searched else set()
         classes = _classes(files, root, folders)
     options = ReadOptions(
-        image_extensions=extensions,
-        decoding=decoding,
+        images=images,
         errors=errors,
         backend=backend_.name,
         storage_options=storage_options,
-        other_images=others,
         root=root,
         classes=classes,
     )
@@ -213,7 +204,7 @@ def read_images(
     schema = Schema(
         (),
         sidecar=tuple(FileColumn(name, name, type_) for name, type_ in columns_of_class),
-        images=("image", *(other.column for other in others)),
+        images=tuple(each.column for each in images),
     )
     types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
     selected = chosen_columns(columns, types, decode)
@@ -249,7 +240,7 @@ def _rows(
     files: Sequence[Shard], options: ReadOptions, every: Sequence[str]
 ) -> list[list[ShardSplit]]:
     """The files of each row, in order: a file, or with several image columns those of a key."""
-    if not options.other_images:
+    if len(options.images) == 1:
         return [[ShardSplit(file, number)] for number, file in enumerate(files)]
     by_key: dict[str, list[Shard]] = {}
     for file in files:
@@ -273,8 +264,9 @@ def _partitions(
     # Decoded bytes are judged by the headers of some rows: for each row and for each encoded byte.
     some = sorted({len(rows) * n // _SAMPLED_HEADERS for n in range(_SAMPLED_HEADERS)})
     most_rows, most_bytes = _MOST_FILES, MOST_ENCODED
-    height, width, channels = options.decoding.shape
-    if largest is not None and height and width and channels and not options.other_images:
+    height, width, channels = options.images[0].decoding.shape
+    only_one = len(options.images) == 1
+    if largest is not None and height and width and channels and only_one:
         most_rows = max(1, min(most_rows, largest // (height * width * channels)))
     elif largest is not None:
         sample = FileRows([split for row in some for split in rows[row]], options)

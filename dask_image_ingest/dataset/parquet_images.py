@@ -6,6 +6,7 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
     ReadOptions,
     checked_backend,
-    refuse_decoding,
+    parse_images,
 )
 from dask_image_ingest.dataset.references.make_references import LOCATION_COLUMNS
 from dask_image_ingest.dataset.scan.file_rows import MOST_ENCODED
@@ -33,8 +34,6 @@ from dask_image_ingest.dataset.schema.columns import (
     FileColumn,
     ImageColumn,
     TableSchema,
-    image_members,
-    warn_of_masks,
 )
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
 from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
@@ -143,23 +142,18 @@ def read_parquet_images(
     """
     backend_ = checked_backend(backend, errors, decode)
     storage_options = check_storage_options(storage_options)
-    (source,), decoding, others = image_members(
+    images = parse_images(
         image,
-        {
-            "size": size,
-            "resize": resize,
-            "mode": mode,
-            "augment": augment,
-            "transform": transform,
-        },
         functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
         _parse_column,
+        errors=errors,
+        decode=decode,
+        size=size,
+        resize=resize,
+        mode=mode,
+        augment=augment,
+        transform=transform,
     )
-    if not decode:
-        for each in (decoding, *(other.decoding for other in others)):
-            refuse_decoding(each, errors)
-    else:
-        warn_of_masks(image, mode)
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
     files = find_shards(paths, storage_options, PARQUET)
@@ -167,17 +161,15 @@ def read_parquet_images(
     refuse_unfinished(file.url for file in files)
     with open_parquet(files[0], storage_options) as first:
         file_schema, rows = first.schema_arrow, first.metadata.num_rows
-    sources = {image if isinstance(image, str) else "image": source}
-    sources |= {other.column: other.extensions[0] for other in others}
+    if isinstance(image, str):
+        images = (replace(images[0], column=image),)
+    sources = {each.column: each.extensions[0] for each in images}
     schema = _schema(file_schema, sources, key, backend_, files[0].url)
     options = ReadOptions(
-        image_extensions=(source,),
-        decoding=decoding,
+        images=images,
         errors=errors,
         backend=backend_.name,
         storage_options=storage_options,
-        other_images=others,
-        image=schema.images[0],
         is_table=True,
     )
     if decode and (columns is None or "error" in columns) and "error" in file_schema.names:
@@ -258,8 +250,7 @@ def _partitions(
     """
     most = MOST_ENCODED
     if largest is not None and files[0].size > 0:
-        decodings = [options.decoding, *(other.decoding for other in options.other_images)]
-        shapes = [decoding.shape for decoding in decodings]
+        shapes = [each.decoding.shape for each in options.images]
         decoded = files[0].size * _EXPANSION
         if all(map(all, shapes)):
             decoded = max(1, rows * sum(math.prod(filter(None, shape)) for shape in shapes))

@@ -34,8 +34,8 @@ from dask_image_ingest.dataset.read_options import (
     ReadOptions,
     ShardErrorPolicy,
     checked_backend,
+    parse_images,
     parse_max_member_bytes,
-    refuse_decoding,
 )
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
@@ -47,9 +47,7 @@ from dask_image_ingest.dataset.scan.partitioning import (
 )
 from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
-    image_members,
     make_schema,
-    warn_of_masks,
 )
 from dask_image_ingest.dataset.schema.file_columns import (
     SidecarChoice,
@@ -262,40 +260,34 @@ def read_webdataset_images(
     check_choice("shard_errors", shard_errors, ("raise", "skip"))
     check_sidecar(sidecar)
     storage_options = with_pipes_allowed(storage_options, allow_pipes)
-    extensions, decoding, others = image_members(
+    images = parse_images(
         image,
-        {
-            "size": size,
-            "resize": resize,
-            "mode": mode,
-            "augment": augment,
-            "transform": transform,
-        },
         functools.partial(
             make_decode_spec,
             device=backend_.device,
             max_pixels=max_pixels,
             scaled_decode=scaled_decode,
         ),
+        errors=errors,
+        decode=decode,
+        size=size,
+        resize=resize,
+        mode=mode,
+        augment=augment,
+        transform=transform,
     )
-    if not decode:
-        for each in (decoding, *(member.decoding for member in others)):
-            refuse_decoding(each, errors)
-    else:
-        warn_of_masks(image, mode)
     largest = parse_partition_size(partition_size, backend_)
     together = parse_shards_per_partition(shards_per_partition, largest)
     options = ReadOptions(
-        image_extensions=extensions,
-        decoding=decoding,
+        images=images,
         errors=errors,
         shard_errors=shard_errors,
         backend=backend_.name,
         storage_options=storage_options,
         needs_sidecars=sidecar == "parquet",
         max_member_bytes=parse_max_member_bytes(max_member_bytes),
-        other_images=others,
     )
+    members = {each.column: each.extensions for each in images}
     index_source = parse_index(index)
     paths = list(paths) if isinstance(paths, Iterator) else paths
     shards = find_shards(paths, storage_options)
@@ -307,8 +299,7 @@ def read_webdataset_images(
         schema = make_schema(
             first.index,
             first.content,
-            image_extensions=extensions,
-            others={each.column: each.extensions for each in others},
+            images=members,
             components=components,
             json_fields=json_fields,
         )
@@ -319,7 +310,6 @@ def read_webdataset_images(
         types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
         selected = chosen_columns(columns, types, decode)
         predicate = parse_filters(filters, types)
-        members = {"image": extensions} | {each.column: each.extensions for each in others}
         first.warn_of_unknown(schema, members)
         partitions = make_partitions(shards, first, options, largest, together, indexes)
     columns_token = str((schema.components, schema.sidecar))
@@ -352,8 +342,7 @@ def read_of(
     by_error = not schema.errors.isdisjoint(filtered)
     kept = error_filter(options.errors)
     wanted = list(schema.types) if columns is None else columns
-    decodings = {options.image: options.decoding}
-    decodings |= {each.column: each.decoding for each in options.other_images}
+    decodings = {each.column: each.decoding for each in options.images}
     needed = {*wanted, *(filtered & schema.errors)}
     errors = {image: schema.field(image, "error") for image in decodings}
     decoded = [image for image in decodings if kept or {image, errors[image]} & needed]

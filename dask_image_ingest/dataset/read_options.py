@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import re
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest.arguments import (
     check_choice,
     check_flag,
+    is_utf8,
     number_of_bytes,
     shown,
 )
-from dask_image_ingest.dataset.schema.columns import ImageMember
-from dask_image_ingest.decode import DecodeSpec
+from dask_image_ingest.dataset.schema.columns import (
+    METADATA_COLUMNS,
+    ImageChoice,
+    ImageColumn,
+    ImageMember,
+    parse_image_extensions,
+)
+from dask_image_ingest.decode import DecodeSpec, Mode
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, choose_backend, get_backend, gpus
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
@@ -28,10 +37,8 @@ class ReadOptions:
 
     Attributes
     ----------
-    image_extensions
-        Member extensions that are the first image, in order of preference.
-    decoding
-        How images are decoded.
+    images
+        The image columns. Header columns of the first have no prefix.
     errors, shard_errors
         What to do with an image that can't be decoded, and with a shard that can't be read.
     backend
@@ -42,36 +49,22 @@ class ReadOptions:
         Whether a sidecar that is missing now, or that no sample can be joined to, is an error.
     max_member_bytes
         Larger members, other than the image, are null.
-    other_images
-        The further image columns.
-    image
-        The name of the first image column.
-    is_table, key
-        Whether the shards are parquet files, whose columns ``image_extensions`` name; and their
-        column of keys, or None to number the rows.
+    is_table
+        Whether the shards are parquet files, whose columns are the extensions of ``images``.
     root, classes
         The common root of image files, None for shards; and its folders that are classes.
     """
 
-    image_extensions: tuple[str, ...]
-    decoding: DecodeSpec
+    images: tuple[ImageMember, ...]
     errors: ErrorPolicy = "null"
     shard_errors: ShardErrorPolicy = "raise"
     backend: BackendName = "pandas"
     storage_options: dict[str, Any] | None = None
     needs_sidecars: bool = False
     max_member_bytes: int = MAX_MEMBER_BYTES
-    other_images: tuple[ImageMember, ...] = ()
-    image: str = "image"
     is_table: bool = False
-    key: str | None = None
     root: str | None = None
     classes: tuple[str, ...] | None = None
-
-    @property
-    def images(self) -> tuple[str, ...]:
-        """The image columns."""
-        return (self.image, *(each.column for each in self.other_images))
 
     def get_backend(self) -> Backend:
         """The backend; imports its dataframe library."""
@@ -104,7 +97,83 @@ def checked_backend(backend: str | None, errors: Any, decode: Any) -> Backend:
     return chosen
 
 
-def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
+def parse_images(
+    image: ImageChoice,
+    make_spec: Callable[..., DecodeSpec],
+    parse: Callable[[Any], tuple[str, ...]] = parse_image_extensions,
+    *,
+    errors: ErrorPolicy,
+    decode: bool,
+    **options: Any,
+) -> tuple[ImageMember, ...]:
+    """Parse ``image=`` with the options of decodes that a read has.
+
+    Parameters
+    ----------
+    image
+        The argument.
+    make_spec
+        Makes a `DecodeSpec` from ``options``.
+    parse
+        Parses the extensions (or the parquet column) of one image.
+    errors, decode
+        The arguments. Options of a decode together with ``decode=False`` are refused.
+    **options
+        ``size``, ``resize``, ``mode``, ``augment`` and ``transform`` of the read.
+    """
+    images = _image_members(image, options, make_spec, parse)
+    if decode:
+        _warn_of_masks(image, options["mode"])
+    else:
+        for each in images:
+            _refuse_decoding(each.decoding, errors)
+    return images
+
+
+def _image_members(
+    image: ImageChoice,
+    options: Mapping[str, Any],
+    make_spec: Callable[..., DecodeSpec],
+    parse: Callable[[Any], tuple[str, ...]],
+) -> tuple[ImageMember, ...]:
+    if not isinstance(image, Mapping):
+        return (ImageMember("image", parse(image), make_spec(**options)),)
+    if "image" not in image:
+        raise ArgumentError(
+            f"image={shown(image)}: one of the columns of a mapping is 'image', as in "
+            "{'image': 'jpg', 'mask': ImageColumn('seg.png', mode='labels')}"
+        )
+    members: dict[str, ImageMember] = {}
+    for name, value in image.items():
+        if not isinstance(name, str) or not name or not is_utf8(name) or name in METADATA_COLUMNS:
+            raise ArgumentError(f"image=: {name!r} can't be the name of an image column")
+        own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
+        extensions = value.image if isinstance(value, ImageColumn) else value
+        members[name] = ImageMember(name, parse(extensions), make_spec(**{**options, **own}))
+    return (members.pop("image"), *members.values())
+
+
+def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a column that override those of the read."""
+    own: dict[str, Any] = {}
+    for option in ("size", "resize", "augment", "transform", "mode"):
+        if (value := getattr(column, option)) != "same":
+            own[option] = value
+    if column.mode == "labels" and column.resize == "nearest":
+        # Labels take the nearest pixel anyway; the read's resize keeps them aligned with images.
+        del own["resize"]
+    if own.get("size", options["size"]) is None and "resize" not in own:
+        own["resize"] = "stretch"
+    if column.mode == "labels" and "transform" not in own and options["transform"] is not None:
+        raise ArgumentError(
+            f"image=: transform= may mix the labels of {name!r}. Pass its own, which takes the "
+            "nearest pixel, ImageColumn(..., mode='labels', transform=...): random numbers are the "
+            "same for all images of a sample. Or transform=None to leave it as it is"
+        )
+    return own
+
+
+def _refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
     """Raise `ArgumentError` for options of a decode together with ``decode=False``."""
     given = {
         "size": decoding.size is not None,
@@ -118,6 +187,31 @@ def refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
         raise ArgumentError(
             f"decode=False makes no pixels, and {name}= says how: pass it to decode_images()"
         )
+
+
+# Words in the names of columns and members that hold masks.
+_MASKS = {"mask", "masks", "seg", "segmentation", "labels"}
+
+
+def _warn_of_masks(image: ImageChoice, mode: Mode) -> None:
+    """Warn of columns that by their names are masks, and would be decoded as photographs.
+
+    Not if a mode was chosen, for all images or for the column.
+    """
+    if not isinstance(image, Mapping) or mode != "RGB":
+        return
+    for name, value in image.items():
+        chosen = value.mode if isinstance(value, ImageColumn) else "same"
+        members = value.image if isinstance(value, ImageColumn) else value
+        texts = [name, *([members] if isinstance(members, str) else members)]
+        words = {word for text in texts for word in re.split("[^a-z]+", text.lower())}
+        if name != "image" and chosen == "same" and words & _MASKS:
+            warnings.warn(
+                f"the image column {name!r} is decoded as RGB, so that labels become colours, and "
+                f"a resize mixes them: if it is a mask, pass ImageColumn({members!r}, "
+                "mode='labels'); if not, mode='RGB'",
+                stacklevel=4,
+            )
 
 
 def parse_max_member_bytes(value: Any) -> int:

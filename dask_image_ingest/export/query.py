@@ -304,9 +304,7 @@ def _portable(value: Any) -> Any:
     if isinstance(value, ColumnDecode):
         return replace(value, decoding=_portable(value.decoding), storage_options=None)
     if isinstance(value, ReadOptions):
-        others = _portable(value.other_images)
-        decoding = _portable(value.decoding)
-        return replace(value, decoding=decoding, other_images=others, storage_options=None)
+        return replace(value, images=_portable(value.images), storage_options=None)
     return tuple(map(_portable, value)) if type(value) is tuple else value
 
 

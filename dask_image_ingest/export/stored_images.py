@@ -140,7 +140,7 @@ def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOr
         return ImageOrigin(None, None)
     if isinstance(source, ScanFiles) and name != "image":
         return ImageOrigin(None, None)  # a file of its own
-    others = source.dataset.options.other_images if isinstance(source, ScanShards) else ()
+    others = source.dataset.options.images[1:] if isinstance(source, ScanShards) else ()
     extensions = next((other.extensions for other in others if other.column == name), ())
     return ImageOrigin(None, "image" if name == "image" else "other", extensions)
 

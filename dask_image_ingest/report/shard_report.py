@@ -222,13 +222,13 @@ def inspect_shard(
         If ``image`` is not a list of extensions.
     """
     extensions = parse_image_extensions(image or IMAGE_EXTENSIONS)
-    options = ReadOptions(extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))
+    first = ImageMember("image", extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))
     try:
         with open_shard(url, storage_options) as content:
             index = index_tar(content, url)
-            rows = SampleRows(url, content, index, options)
+            rows = SampleRows(url, content, index, ReadOptions((first,)))
             report = _report_of_index(url, index, rows)
-            images = [(IMAGE, options.decoding, rows)]
+            images = [(IMAGE, first.decoding, rows)]
             if image is None:
                 images += _other_images(index, rows, extensions, report)
             for kind, decoding, members in images:

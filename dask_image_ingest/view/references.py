@@ -73,7 +73,7 @@ def _options_of_reads(frame: Any) -> tuple[dict[str, Any] | None, int | None]:
     if not isinstance(frame, FrameBase):
         return None, MAX_PIXELS
     for dataset in datasets_of(frame.expr):
-        return dataset.options.storage_options, dataset.options.decoding.max_pixels
+        return dataset.options.storage_options, dataset.options.images[0].decoding.max_pixels
     return None, MAX_PIXELS
 
 

@@ -429,21 +429,18 @@ class ReadAndDecode(Scan):
     def _filtered_task(self, name: Any, index: int) -> dx.Task:
         decode, steps, options = self.decode, self.steps, self.dataset.options
         if steps is not None:
-            passed_on = () if options.other_images else steps.passed_on
+            passed_on = steps.passed_on if len(options.images) == 1 else ()
             decode = replace(decode, steps=steps.function, passed_on=passed_on)
         # The decode's options override those of the scan.
         decodings = {each.image: each.decoding for each in decode.images}
-        others = tuple(
-            replace(each, decoding=decodings.get(each.column, each.decoding))
-            for each in options.other_images
-        )
-        first = decodings.get(options.image, options.decoding)
-        if not others:  # the only image, which may have been renamed since the scan
-            first = decode.images[0].decoding
+        if len(options.images) == 1:  # which may have been renamed since the scan
+            decodings = {options.images[0].column: decode.images[0].decoding}
         options = replace(
             options,
-            decoding=first,
-            other_images=others,
+            images=tuple(
+                replace(each, decoding=decodings.get(each.column, each.decoding))
+                for each in options.images
+            ),
             storage_options=decode.images[0].storage_options or options.storage_options,
         )
         spec = replace(self.spec, options=options, decode=decode)

@@ -58,8 +58,8 @@ class FileRows(ImageRows):
         self.numbers = np.array(list(rows), np.int64)
         self._classes = options.classes
         self._storage_options = options.storage_options
-        members = [options.image_extensions, *(each.extensions for each in options.other_images)]
-        every = [extension for each in members for extension in each] if members[1:] else []
+        _, *others = options.images
+        every = [e for each in options.images for e in each.extensions] if others else []
         by_extension = [
             {extension_of(file.url, every): file for file in files} for files in rows.values()
         ]
@@ -75,7 +75,7 @@ class FileRows(ImageRows):
         self._urls = [
             (file or files[0]).url for file, files in zip(self.files, rows.values(), strict=True)
         ]
-        for member in options.other_images:
+        for member in others:
             self.of(member).files = files_of(member.extensions)
 
     @property

@@ -198,7 +198,6 @@ class ParquetRows(ImageRows):
     def __init__(self, columns: ParquetColumns, options: ReadOptions) -> None:
         super().__init__(columns.url or "", columns.rows, options)
         self._columns = columns
-        self._max_pixels = options.decoding.max_pixels
         self._get_backend = options.get_backend
 
     @cached_property
@@ -226,7 +225,7 @@ class ParquetRows(ImageRows):
         return [
             NO_BYTES
             if data is None
-            else self._decoding.validated(read_header(data, self._max_pixels))
+            else self._decoding.validated(read_header(data, self._decoding.max_pixels))
             for data in self.encoded
         ]
 

@@ -385,7 +385,7 @@ def _splits(
     """
     needs_bytes = largest is not None or together.nbytes is not None
     decoded = first.decoded_bytes(options) if needs_bytes else 0
-    images = first.images(options.image_extensions)
+    images = first.images(options.images[0].extensions)
     for shard in shards:
         # A shard of unknown size is taken to be as large as the first.
         known = shard.size >= 0 and first.shard.size > 0

@@ -66,10 +66,10 @@ class ImageRows:
     def __init__(self, url: str, count: int, options: ReadOptions) -> None:
         self.url = url
         self.numbers = np.arange(count)
-        self.extensions = options.image_extensions
-        self._decoding = options.decoding
+        self._first, *others = options.images
+        self.extensions, self._decoding = self._first.extensions, self._first.decoding
         #: Header column ("mask.height") → the further image column that it describes.
-        self._fields = {f: each for each in options.other_images for f in each.fields()}
+        self._fields = {f: each for each in others for f in each.fields()}
         #: Views made by `of`, by image column.
         self._others: dict[str, Any] = {}
 
@@ -115,10 +115,13 @@ class ImageRows:
         return Origin(self.url, int(self.numbers[row]), f"sample {self.keys[row]!r}")
 
     def of(self: Self, member: ImageMember) -> Self:
-        """A view of the same rows with another member as their image."""
+        """A view of the same rows with the member of an image column as their image."""
+        if member.column == self._first.column:
+            return self
         rows: Self | None = self._others.get(member.column)
         if rows is None:
             rows = copy.copy(self)
+            rows._first = member
             rows.extensions, rows._decoding = member.extensions, member.decoding
             rows._fields, rows._others = {}, {}
             for name in self.of_image & rows.__dict__.keys():

@@ -444,7 +444,7 @@ def _memory_if_needed(
     extensions = {component.extension for component in components}
     seen = unused = 0
     for sample in index.samples:
-        image = image_member(sample, options.image_extensions)
+        image = image_member(sample, options.images[0].extensions)
         for extension, (offset, size) in sample.members.items():
             seen = max(seen, offset + size)
             unused += 0 if extension == image or extension in extensions else size

@@ -255,7 +255,8 @@ def _materialize(rows: ImageRows, spec: ScanSpec) -> Any:
     if decode is None:
         return _metadata(rows, spec, frozenset())
     decoded = frozenset(name for each in decode.images for name in each.columns)
-    decodable = {*spec.options.images, *spec.errors}.intersection(spec.columns)
+    images = {each.column for each in spec.options.images}
+    decodable = (images | spec.errors).intersection(spec.columns)
     if decode.steps is None and decode.limit is None and decoded >= decodable:
         return _decode_all(rows, spec, decode)
     frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
@@ -276,11 +277,11 @@ def _metadata(
     }
     no_errors = functools.partial(pa.nulls, len(rows), pa.string())
     placeholders |= dict.fromkeys(spec.errors, no_errors)
+    positions = functools.partial(pa.array, np.arange(len(rows)))
     for image in spec.options.images:
         # The only image column counts whatever its name: it may be renamed before the decode.
-        is_next = image in decoded or (decoded and not spec.options.other_images)
-        positions = functools.partial(pa.array, np.arange(len(rows)))
-        placeholders[image] = positions if is_next else _rows_of(image, rows, spec).references
+        is_next = image.column in decoded or (decoded and len(spec.options.images) == 1)
+        placeholders[image.column] = positions if is_next else rows.of(image).references
     table = rows.table([name for name in spec.columns if name not in placeholders])
     for position, name in enumerate(spec.columns):
         if name in placeholders:
@@ -288,10 +289,10 @@ def _metadata(
     return Metadata(table, rows.numbers)
 
 
-def _rows_of(image: str, rows: ImageRows, spec: ScanSpec) -> ImageRows:
-    """The rows with the member of an image column as their image."""
-    member = next((each for each in spec.options.other_images if each.column == image), None)
-    return rows if member is None else rows.of(member)
+def _rows_of(image: Any, rows: ImageRows, spec: ScanSpec) -> ImageRows:
+    """The rows with the member of an image column as their image; of an only one by any name."""
+    members = spec.options.images
+    return rows.of(next((each for each in members if each.column == image), members[0]))
 
 
 def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Any:

@@ -5,11 +5,8 @@ Also the image columns: their members, and how each is decoded.
 
 from __future__ import annotations
 
-import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
-from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias
 
 import pyarrow as pa
@@ -153,8 +150,7 @@ def make_schema(
     index: ShardIndex,
     content: LazyBytes,
     *,
-    image_extensions: Sequence[str],
-    others: Mapping[str, Sequence[str]] = MappingProxyType({}),
+    images: Mapping[str, Sequence[str]],
     components: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
 ) -> Schema:
@@ -164,10 +160,9 @@ def make_schema(
     ----------
     index, content
         The first shard's samples and its bytes.
-    image_extensions
-        Member extensions that are the image, in order of preference.
-    others
-        Other image columns, and their member extensions.
+    images
+        Image columns, and their member extensions in order of preference. Header columns of the
+        first have no prefix.
     components
         ``"infer"``, or a mapping of member extension to column type.
     json_fields
@@ -179,8 +174,10 @@ def make_schema(
         For an unknown type, or two components of the same extension.
     """
     infer = isinstance(components, str) and components == "infer"
-    images = [image_extensions, *others.values()]
-    types = _inferred(index, content, images) if infer else _parse_components(components)
+    types = (
+        _inferred(index, content, [*images.values()]) if infer else _parse_components(components)
+    )
+    _, *others = images
     fields = _json_fields(json_fields)
     taken = {image_field(image, name) for image in others for name in ("", *METADATA_COLUMNS)}
     if clash := next((f for f in fields if f.column in {*taken, *others}), None):
@@ -190,7 +187,7 @@ def make_schema(
         )
     columns = _columns(types, {*taken, *others, *(component.column for component in fields)})
     members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
-    return Schema((*members, *fields), infer, images=("image", *others))
+    return Schema((*members, *fields), infer, images=tuple(images))
 
 
 def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
@@ -326,7 +323,7 @@ ImageChoice: TypeAlias = str | Sequence[str] | Mapping[str, str | Sequence[str] 
 
 @dataclass(frozen=True, slots=True)
 class ImageMember:
-    """An image column other than the first, with its arguments parsed.
+    """An image column of a read, with its arguments parsed.
 
     Attributes
     ----------
@@ -345,85 +342,3 @@ class ImageMember:
     def fields(self) -> Iterator[str]:
         """The header columns of this image column: ``mask.height`` and the like."""
         return (image_field(self.column, name) for name in METADATA_COLUMNS if name[0] != "_")
-
-
-def image_members(
-    image: ImageChoice,
-    options: Mapping[str, Any],
-    decoding: Callable[..., DecodeSpec],
-    parse: Callable[[Any], tuple[str, ...]] = parse_image_extensions,
-) -> tuple[tuple[str, ...], DecodeSpec, tuple[ImageMember, ...]]:
-    """Parse ``image=``: extensions and decoding of the first image, and the other images.
-
-    Parameters
-    ----------
-    image
-        The argument.
-    options
-        ``size``, ``resize``, ``mode``, ``augment`` and ``transform`` of the read.
-    decoding
-        Makes a `DecodeSpec` from such options.
-    parse
-        Parses the extensions (or the parquet column) of one image.
-    """
-    if not isinstance(image, Mapping):
-        return parse(image), decoding(**options), ()
-    if "image" not in image:
-        raise ArgumentError(
-            f"image={shown(image)}: one of the columns of a mapping is 'image', as in "
-            "{'image': 'jpg', 'mask': ImageColumn('seg.png', mode='labels')}"
-        )
-    members: dict[str, ImageMember] = {}
-    for name, value in image.items():
-        if not isinstance(name, str) or not name or not is_utf8(name) or name in METADATA_COLUMNS:
-            raise ArgumentError(f"image=: {name!r} can't be the name of an image column")
-        own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
-        extensions = value.image if isinstance(value, ImageColumn) else value
-        members[name] = ImageMember(name, parse(extensions), decoding(**{**options, **own}))
-    first = members.pop("image")
-    return first.extensions, first.decoding, tuple(members.values())
-
-
-# Words in the names of columns and members that hold masks.
-_MASKS = {"mask", "masks", "seg", "segmentation", "labels"}
-
-
-def warn_of_masks(image: ImageChoice, mode: Mode) -> None:
-    """Warn of columns that by their names are masks, and would be decoded as photographs.
-
-    Not if a mode was chosen, for all images or for the column.
-    """
-    if not isinstance(image, Mapping) or mode != "RGB":
-        return
-    for name, value in image.items():
-        chosen = value.mode if isinstance(value, ImageColumn) else "same"
-        members = value.image if isinstance(value, ImageColumn) else value
-        texts = [name, *([members] if isinstance(members, str) else members)]
-        words = {word for text in texts for word in re.split("[^a-z]+", text.lower())}
-        if name != "image" and chosen == "same" and words & _MASKS:
-            warnings.warn(
-                f"the image column {name!r} is decoded as RGB, so that labels become colours, and "
-                f"a resize mixes them: if it is a mask, pass ImageColumn({members!r}, "
-                "mode='labels'); if not, mode='RGB'",
-                stacklevel=3,
-            )
-
-
-def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a column that override those of the read."""
-    own: dict[str, Any] = {}
-    for option in ("size", "resize", "augment", "transform", "mode"):
-        if (value := getattr(column, option)) != "same":
-            own[option] = value
-    if column.mode == "labels" and column.resize == "nearest":
-        # Labels take the nearest pixel anyway; the read's resize keeps them aligned with images.
-        del own["resize"]
-    if own.get("size", options["size"]) is None and "resize" not in own:
-        own["resize"] = "stretch"
-    if column.mode == "labels" and "transform" not in own and options["transform"] is not None:
-        raise ArgumentError(
-            f"image=: transform= may mix the labels of {name!r}. Pass its own, which takes the "
-            "nearest pixel, ImageColumn(..., mode='labels', transform=...): random numbers are the "
-            "same for all images of a sample. Or transform=None to leave it as it is"
-        )
-    return own
