@@ -258,7 +258,7 @@ def _materialize(rows: ImageRows, spec: ScanSpec) -> Any:
     images = {each.column for each in spec.options.images}
     decodable = (images | spec.errors).intersection(spec.columns)
     if decode.steps is None and decode.limit is None and decoded >= decodable:
-        return _decode_all(rows, spec, decode)
+        return _decode_all(rows, spec, decode, decoded)
     frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
     frame = frame if decode.steps is None else decode.steps(frame)
     decode_frame = functools.partial(_decode_positions, rows, spec, decode)
@@ -295,32 +295,21 @@ def _rows_of(image: Any, rows: ImageRows, spec: ScanSpec) -> ImageRows:
     return rows.of(next((each for each in members if each.column == image), members[0]))
 
 
-def _decode_all(rows: ImageRows, spec: ScanSpec, decode: FusedDecode) -> Any:
+def _decode_all(
+    rows: ImageRows, spec: ScanSpec, decode: FusedDecode, decoded: frozenset[str]
+) -> Any:
     """Decode all rows, and make the table of metadata meanwhile."""
-    decoded_here = {name for each in decode.images for name in each.columns}
-    names = [name for name in spec.columns if name not in decoded_here]
-    table = functools.cache(lambda: rows.table(names))
-    pixels_per_image = _decode(
-        spec, [(each, _rows_of(each.image, rows, spec)) for each in decode.images], table
-    )
-    metadata, numbers = table(), rows.numbers
+    make_metadata = functools.cache(lambda: _metadata(rows, spec, decoded))
+    image_rows = [(each, _rows_of(each.image, rows, spec)) for each in decode.images]
+    pixels_per_image = _decode(spec, image_rows, make_metadata)
+    metadata = make_metadata()
     kept = kept_rows(pixels_per_image, decode.only)
     if kept is not None:
-        # Of a table without columns, take() gives no rows.
-        some = metadata.take(kept) if metadata.num_columns else metadata.slice(0, len(kept))
-        metadata, numbers = some, numbers[kept]
+        metadata = Metadata(metadata.table.take(kept), metadata.labels[kept])
         pixels_per_image = [pixels.take(kept) for pixels in pixels_per_image]
-    decoded = [*zip(decode.images, pixels_per_image, strict=True)]
-    for each, pixels in decoded:
-        if each.error is not None:
-            errors = pa.array([error or None for error in pixels.errors], pa.string())
-            position = min(decode.columns.index(each.error), metadata.num_columns)
-            metadata = metadata.add_column(position, each.error, errors)
-    images = {each.image: pixels for each, pixels in decoded if each.pixels}
-    backend = spec.options.get_backend()
-    frame = backend.frame(metadata, numbers, images.pop("image", None))
-    for image, pixels in images.items():
-        frame = backend.with_images(frame, pixels, image, None)
+    frame = metadata.frame(spec)
+    for each, pixels in zip(decode.images, pixels_per_image, strict=True):
+        frame = each.into(frame, pixels)
     return _in_order(frame, decode)
 
 
