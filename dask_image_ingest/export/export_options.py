@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from dask_image_ingest.export.members import Members
@@ -40,10 +40,6 @@ class Options:
         is_image = reason.startswith("bad-image") and self.errors != "null"
         return (self.errors if is_image else self.row_errors) == "raise"
 
-    def files_of(self, number: int) -> list[str]:
-        """The names of a shard's files in the order they are written: the shard last."""
-        return file_names(self.template, self.sidecar, self.index, number)
-
     def as_json(self) -> dict[str, Any]:
         """The options as JSON types, for the plan and to compare runs."""
         members = self.members
@@ -71,8 +67,6 @@ class ExportContext:
         Storage options of the source shards.
     run
         Id of this run, for `refuse_other_run`.
-    locations
-        Staged table with a batch of rows to locate for each task.
     shard_rows
         Staged table with a batch of rows for each shard to write.
     """
@@ -80,9 +74,8 @@ class ExportContext:
     output: OutputStore
     options: Options
     url: str
-    source_options: dict[str, Any] | None = field(default=None, hash=False)
+    source_options: dict[str, Any] | None
     run: str = ""
-    locations: str = ""
     shard_rows: str = ""
 
 

@@ -35,17 +35,7 @@ class PreviousExport:
     @property
     def files(self) -> list[str]:
         """Names of its files, whether written yet or not."""
-        if self.plan is None:
-            return []
-        options = self.plan["options"]
-        shards = [
-            name
-            for number in range(self.plan["shards"])
-            for name in file_names(
-                options["template"], options["sidecar"], options["index"], number
-            )
-        ]
-        return [MANIFEST, *shards, LEFT_OUT, PLAN]
+        return [] if self.plan is None else [MANIFEST, *shard_files(self.plan), LEFT_OUT, PLAN]
 
     def refuse(self) -> None:
         """Raise if there is an earlier export."""
@@ -100,7 +90,7 @@ class PreviousExport:
                     self.output.put(done_name(number), json.dumps(record).encode())
             self.output.remove([MANIFEST])
 
-    def refuse_other(self, frame: str, options: Options, unstable: Sequence[str] = ()) -> None:
+    def refuse_other(self, frame: str, options: Options, unstable: Sequence[str]) -> None:
         """Refuse to resume the export of another frame, or with other options.
 
         ``unstable``: why the fingerprint of the same frame may differ, in words.
@@ -173,6 +163,16 @@ def describe_plan(plan: ShardPlan, options: Options, frame: str) -> dict[str, An
     }
     text = json.dumps(description, sort_keys=True)
     return {**description, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
+
+
+def shard_files(plan: Mapping[str, Any]) -> list[str]:
+    """Names of the files of all shards of a plan, as in ``_plan.json``."""
+    options = plan["options"]
+    return [
+        name
+        for number in range(plan["shards"])
+        for name in file_names(options["template"], options["sidecar"], options["index"], number)
+    ]
 
 
 def refuse_foreign(names: Iterable[str], previous: PreviousExport) -> None:

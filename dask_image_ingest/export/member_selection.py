@@ -29,10 +29,7 @@ _MEMBER = pa.struct(
 )
 
 # Columns beside the members; see `Row`.
-_FIELDS = {
-    "image": pa.int32(),
-    "reason": pa.string(),
-}
+_FIELDS = {"image": pa.int32(), "reason": pa.string()}
 
 _IMAGES = IMAGE_EXTENSIONS.split(";")
 
@@ -43,7 +40,7 @@ class Row(NamedTuple):
     Attributes
     ----------
     members
-        Extension, where (`SOURCE`, `EXPANDED` or `COLUMN`), offset and size of each.
+        Extension, where (`SOURCE`, `EXPANDED`, `COLUMN` or `MERGED`), offset and size of each.
     image
         Position of the image in ``members``; None without one.
     reason
@@ -90,7 +87,7 @@ def select_members(
     return rows, renamed
 
 
-def select_from_columns(wanted: pa.RecordBatch, options: Options) -> list[Row]:
+def select_from_columns(wanted: pa.Table, options: Options) -> list[Row]:
     """Select the members of rows that belong to no sample: all are from columns."""
     columns = wanted.to_pydict()
     column_sizes = _column_sizes(columns, options)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -61,7 +61,7 @@ def shards_read(frame: Any) -> dict[str, Shard]:
 
     Empty for a computed or persisted frame.
     """
-    return {shard.url: shard for shards, _ in _read(frame) for shard in shards}
+    return {shard.url: shard for dataset in _datasets(frame) for shard in dataset.shards}
 
 
 def reads_samples(frame: Any) -> bool:
@@ -104,9 +104,9 @@ def source_options_of(frame: Any) -> dict[str, Any] | None:
         If remote shards or commands are read with different options.
     """
     options_by_url: dict[str, dict[str, Any]] = {}
-    for shards, storage_options in _read(frame):
-        url = next((shard.url for shard in shards if _needs_options(shard.url)), None)
-        options = storage_options or {}
+    for dataset in _datasets(frame):
+        url = next((shard.url for shard in dataset.shards if _needs_options(shard.url)), None)
+        options = dataset.options.storage_options or {}
         if url is not None and options not in options_by_url.values():
             options_by_url[url] = options
     if len(options_by_url) > 1:
@@ -149,10 +149,9 @@ def _needs_options(url: str) -> bool:
     return local_path(url) is None or is_pipe(url)
 
 
-def _read(frame: Any) -> Iterator[tuple[Sequence[Shard], dict[str, Any] | None]]:
-    """The shards and image files that a lazy frame reads, with their storage options."""
-    for dataset in datasets_of(frame.expr) if isinstance(frame, FrameBase) else ():
-        yield dataset.shards, dataset.options.storage_options
+def _datasets(frame: Any) -> Iterable[Any]:
+    """The datasets of shards and image files that a lazy frame reads."""
+    return datasets_of(frame.expr) if isinstance(frame, FrameBase) else ()
 
 
 # Part of fingerprints that hold in this process only.

@@ -29,9 +29,10 @@ from dask_image_ingest.export.manifest import (
     find_previous,
     refuse_foreign,
     result_frame,
+    shard_files,
 )
-from dask_image_ingest.export.plan.planner import Prepared, prepare
-from dask_image_ingest.export.plan.staging import StagedRows, metadata_columns, stage_frame
+from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
+from dask_image_ingest.export.plan.staging import StagedRows, sidecar_columns, stage_frame
 from dask_image_ingest.export.query import (
     assigns_keys,
     frame_fingerprint,
@@ -96,7 +97,7 @@ class _Run:
 
     def __post_init__(self) -> None:
         self.output = self.context.output
-        self.columns = metadata_columns(self.frame)
+        self.columns = sidecar_columns(self.frame)
         needed = dict.fromkeys([*self.columns, *self.context.options.members.columns])
         existing = [name for name in needed if name in self.frame.columns]
         self.token = frame_fingerprint(self.frame, existing)
@@ -160,15 +161,15 @@ class _Run:
         files = map(self.target.output.locate, self.target.files)
         refuse_sources(read, files, "export", searches=searched)
         staged_before = self._staged()
-        context = replace(
-            self.context, locations=staged_name("locations"), shard_rows=staged_name("shard_rows")
-        )
+        context = replace(self.context, shard_rows=staged_name("shard_rows"))
         try:
             staged = stage_frame(self.frame, context, self.columns)
-            prepared = prepare(staged, context, shards_read(self.frame), assigns_keys(self.frame))
+            plan, rejected = make_plan(
+                staged, context, shards_read(self.frame), assigns_keys(self.frame)
+            )
             if not self.resume:
-                self.target.refuse_loss(prepared.plan, prepared.rejected.summary())
-            description = self._describe_accepted(staged, prepared, read)
+                self.target.refuse_loss(plan, rejected.summary())
+            description = self._describe_accepted(staged, plan, read)
         except BaseException:
             self.check_lock()  # without it, staged files may be another run's
             self.output.remove(set(self._staged()) - set(staged_before))
@@ -184,8 +185,7 @@ class _Run:
             self.output.remove(self.previous.files)
             self.output.remove(name for name in staged_before if name != RUN)
             self._write_plan(description)
-        plan = prepared.plan
-        left_out = prepared.rejected.table()
+        left_out = rejected.table()
         if len(left_out):
             self.output.put(_LEFT_OUT, parquet_bytes(left_out))
         facts = {
@@ -194,7 +194,7 @@ class _Run:
             "left_out": len(left_out),
             "shards": plan.shards,
             "attrs": {
-                "left_out": prepared.rejected.summary(),
+                "left_out": rejected.summary(),
                 "damaged": {url_identity(s.url): s.damage for s in plan.sources if s.damage},
                 "interleaved": sum(source.interleaved for source in plan.sources),
                 "sources": [url_identity(source.url) for source in plan.sources if source.url],
@@ -204,14 +204,14 @@ class _Run:
         return facts
 
     def _describe_accepted(
-        self, staged: StagedRows, prepared: Prepared, read: set[str]
+        self, staged: StagedRows, plan: ShardPlan, read: set[str]
     ) -> dict[str, Any]:
         """The plan for ``_plan.json``, after checks that it may be executed in this folder."""
-        plan, options = prepared.plan, self.context.options
+        options = self.context.options
         description = describe_plan(plan, options, self.token)
         if self.resume:
             self.previous.refuse_other_plan(description)
-        files = [name for number in range(plan.shards) for name in options.files_of(number)]
+        files = shard_files(description)
         twice = [name for name, count in Counter(files).items() if count > 1]
         if twice:
             raise ArgumentError(

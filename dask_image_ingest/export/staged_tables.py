@@ -19,15 +19,15 @@ def write_batches(
     output: OutputStore,
     name: str,
     schema: pa.Schema,
-    batches: Iterable[pa.RecordBatch],
+    batches: Iterable[pa.Table],
     compressed: bool = False,
 ) -> None:
-    """Write a table as these batches, which are the unit of reading."""
+    """Write tables that have rows, each as one batch: the unit of reading."""
     with output.scratch() as file:
         options = _COMPRESSED if compressed else None
         with pa.ipc.new_file(file, schema, options=options) as writer:
             for batch in batches:
-                writer.write_batch(batch)
+                writer.write_batch(batch.combine_chunks().to_batches()[0])
         output.commit(file, name)
 
 
@@ -37,13 +37,12 @@ def read_batch(output: OutputStore, name: str, number: int) -> pa.RecordBatch:
         return reader.get_batch(number)
 
 
-def take_rows(
-    output: OutputStore, parts: pa.Array, batches: pa.Array, rows: pa.Array
-) -> pa.Table | None:
-    """Gather rows, given by file (``parts``), batch in it, and row in that; in this order.
+def take_rows(output: OutputStore, places: pa.RecordBatch) -> pa.Table | None:
+    """Gather rows, given by file (``part``), ``batch`` in it, and ``row`` in that; in this order.
 
     Each batch is read once. None if no row is in a file (its part is null).
     """
+    parts, batches, rows = (places.column(name) for name in ("part", "batch", "row"))
     by_batch: dict[tuple[str, int], list[int]] = {}
     for number, (part, batch) in enumerate(
         zip(parts.to_pylist(), batches.to_pylist(), strict=True)

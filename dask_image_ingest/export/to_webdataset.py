@@ -22,7 +22,7 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.export_options import ExportContext, Options
 from dask_image_ingest.export.members import Members, add_stored, parse_members
-from dask_image_ingest.export.plan.staging import metadata_columns
+from dask_image_ingest.export.plan.staging import sidecar_columns
 from dask_image_ingest.export.query import as_query, reads_samples, source_options_of
 from dask_image_ingest.export.run import export
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
@@ -148,7 +148,7 @@ def to_webdataset(
     2  002.tar        8       32
     """
     frame = as_query(frame)
-    output, template = split_path(path, check_storage_options(storage_options))
+    output, template = _split_path(path, check_storage_options(storage_options))
     source_options = check_storage_options(source_options)
     if sidecar not in ("parquet", None):
         raise ArgumentError(f"sidecar={sidecar!r}; choose 'parquet' or None")
@@ -160,14 +160,14 @@ def to_webdataset(
         samples_per_shard = whole_number("samples_per_shard", samples_per_shard, 1)
     elif bytes_per_shard is None:
         samples_per_shard = _SAMPLES_PER_SHARD
-    columns = metadata_columns(frame)
+    columns = sidecar_columns(frame)
     has_samples = {"__url__", "offset"} <= {*columns}
     options = Options(
         template=template,
         samples_per_shard=samples_per_shard,
         bytes_per_shard=_bytes(bytes_per_shard),
         shuffle=None if shuffle is None else int(shuffle),
-        members=_select_members(frame, members, columns, has_samples),
+        members=_checked_members(frame, members, columns, has_samples),
         has_samples=has_samples,
         sidecar=sidecar is not None,
         index=bool(index),
@@ -187,7 +187,7 @@ def to_webdataset(
 _SAMPLES_PER_SHARD = 10_000
 
 
-def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
+def _split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
     """Split a path of shards into the output folder and the template of their names.
 
     Raises
@@ -209,7 +209,9 @@ def split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Outpu
     ), template
 
 
-def _select_members(frame: Any, members: Any, columns: Sequence[str], has_samples: bool) -> Members:
+def _checked_members(
+    frame: Any, members: Any, columns: Sequence[str], has_samples: bool
+) -> Members:
     """Parse ``members``, and check that no image of the frame is lost."""
     pixels, references = image_columns(frame), reference_columns(frame)
     origins = {name: image_origin(frame, name) for name in (*pixels, *references)}

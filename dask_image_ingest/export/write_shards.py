@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from dask_image_ingest.computing import WRITTEN, count
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export.export_options import ExportContext
+from dask_image_ingest.export.export_options import ExportContext, file_names
 from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.staged_tables import read_batch, take_rows
 from dask_image_ingest.export.tar_layout import Chunk, Layout, index_file, lay_out
@@ -294,11 +294,11 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
     finished = _finished(number, context)
     if finished:
         return finished
-    output = context.output
-    *beside, name = context.options.files_of(number)
+    output, options = context.output, context.options
+    *beside, name = file_names(options.template, options.sidecar, options.index, number)
     try:
         batch = read_batch(output, context.shard_rows, number)
-        columns = take_rows(output, *(batch.column(of) for of in ("part", "batch", "row")))
+        columns = take_rows(output, batch)
     except OSError:
         refuse_other_run(output, context.run)  # it has removed the staged files of this run
         raise

@@ -170,12 +170,12 @@ def test_a_source_that_changes_while_it_is_copied_is_an_error(rows, tmp_path, mo
     from dask_image_ingest.export import run
 
     def planned(*args, **kwargs):
-        prepared = prepare(*args, **kwargs)
+        plan = make_plan(*args, **kwargs)
         os.utime(tmp_path / "in.tar", (1, 1))
-        return prepared
+        return plan
 
-    prepare = run.prepare
-    monkeypatch.setattr(run, "prepare", planned)
+    make_plan = run.make_plan
+    monkeypatch.setattr(run, "make_plan", planned)
     with pytest.raises(ShardError, match=r"in.tar has changed since its samples were read"):
         export(rows, tmp_path)
     assert not shards_in(tmp_path / "out")

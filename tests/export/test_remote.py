@@ -24,7 +24,7 @@ from dask_image_ingest.storage.output import remote_store
 pytestmark = pytest.mark.slow
 
 
-STEPS = ["stage_frame", "prepare", "one_task_per_item", "refuse_other_run"]
+STEPS = ["stage_frame", "make_plan", "one_task_per_item", "refuse_other_run"]
 # The server makes an export slow: one of its cases stands for the others.
 ONLY_NIGHTLY = {("s3", step, how) for step in STEPS for how in ("resume", "overwrite")}
 ONLY_NIGHTLY -= {("s3", "one_task_per_item", "resume")}
@@ -204,7 +204,7 @@ def test_a_run_that_slept_while_another_took_over_changes_nothing(
     first = partial(export, table.assign(score=1), remote, samples_per_shard=12, overwrite=True)
     sleeper = Sleeper(monkeypatch, run, step, first)
     try:
-        planned = step in ("stage_frame", "prepare")
+        planned = step in ("stage_frame", "make_plan")
         frame = table.assign(score=2 if planned and taken_over == "resume" else 1)
         per_shard = 8 if planned else 12
         export(frame, remote, samples_per_shard=per_shard, **{taken_over: True})
@@ -222,7 +222,7 @@ def test_a_run_that_slept_while_another_took_over_changes_nothing(
 def test_a_run_that_wakes_while_another_plans_takes_nothing_from_it(
     error, table, remote, quick, monkeypatch
 ):
-    prepare = run.prepare
+    make_plan = run.make_plan
     sleeper = Sleeper(monkeypatch, run, "stage_frame", partial(export, table, remote))
 
     def waking(*args, **kwargs):
@@ -230,9 +230,9 @@ def test_a_run_that_wakes_while_another_plans_takes_nothing_from_it(
             sleeper.wake()
         elif error:
             raise error
-        return prepare(*args, **kwargs)
+        return make_plan(*args, **kwargs)
 
-    monkeypatch.setattr(run, "prepare", waking)
+    monkeypatch.setattr(run, "make_plan", waking)
     export(table, remote, resume=True)
     (told,) = sleeper.errors
     assert "another run has taken over" in str(told)

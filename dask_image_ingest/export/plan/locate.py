@@ -9,14 +9,16 @@ sparse members) are expanded to a staged file, so that writing a shard only copi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
+from functools import partial
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dataset.scan import handed_over_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.export_options import ExportContext, staged_name
@@ -31,15 +33,21 @@ from dask_image_ingest.export.member_selection import (
     select_members,
     select_vectorized,
 )
-from dask_image_ingest.export.staged_tables import from_bytes, read_batch, take_rows, to_bytes
+from dask_image_ingest.export.staged_tables import (
+    from_bytes,
+    read_batch,
+    take_rows,
+    to_bytes,
+    write_batches,
+)
 from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
-#: Columns of the rows to locate, besides the sizes of members from columns.
-LOCATION_COLUMNS = ("key", "offset", "nbytes")
-
 # In place of a version, for rows that belong to no shard.
 _NO_SHARD = "columns"
+
+# Image files per task that locates members.
+_FILES_PER_TASK = 64
 
 # The extension of an image file without one; readers take it for an image.
 _NO_EXTENSION = "img"
@@ -92,9 +100,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     None if there is no such scan: the partition has several shards, or was not read in this task.
     """
     if not context.options.has_samples:
-        batches = rows.combine_chunks().to_batches()
-        members = [row for batch in batches for row in select_from_columns(batch, context.options)]
-        return Located("", _NO_SHARD, as_table(members))
+        return Located("", _NO_SHARD, as_table(select_from_columns(rows, context.options)))
     scanned = handed_over_index()
     if context.options.members.merged:  # the shard has to be opened
         return None
@@ -111,16 +117,71 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     return Located(scanned.shard.url, scanned.shard.state, *selection, **_facts(index))
 
 
-def locate_batch(
-    batch: tuple[int, list[tuple[str, Shard | None, int]]], context: ExportContext
+def locate_members(
+    rows: pa.Table,
+    by_source: np.ndarray,
+    sources: np.ndarray,
+    urls: list[str],
+    cache: LocatedCache,
+    listed: Mapping[str, Shard],
+    context: ExportContext,
+) -> list[Located]:
+    """Locate the members of all sources, in order; scans each that is not cached, once."""
+    used, starts = np.unique(sources[by_source], return_index=True)
+    names = [urls[source] for source in used.tolist()]
+    wanted = [by_source[start:end] for start, end in pairwise([*starts.tolist(), len(by_source)])]
+    located = {
+        url: cached
+        for url, numbers in zip(names, wanted, strict=True)
+        if (cached := cache.take(url, numbers)) is not None
+    }
+    missing = [number for number, url in enumerate(names) if url not in located]
+    if missing:
+        sizes = [f"made:{member.extension}" for member in context.options.members.from_columns]
+        staged = ["part", "batch", "row"] if context.options.members.merged else []
+        to_locate = rows.select(["key", "offset", "nbytes", *sizes, *staged])
+        tasks = list(_tasks(missing, [_is_file(rows, wanted[number]) for number in missing]))
+        batches = (to_locate.take(pa.array(np.concatenate([wanted[n] for n in t]))) for t in tasks)
+        name = staged_name("locations")
+        write_batches(context.output, name, to_locate.schema, batches, compressed=True)
+        items = [
+            (batch, [(names[n], listed.get(names[n]), len(wanted[n])) for n in task])
+            for batch, task in enumerate(tasks)
+        ]
+        results: list[list[Located]] = one_task_per_item(
+            partial(_locate_batch, name=name, context=context), items
+        )
+        located |= {source.url: source for source in chain.from_iterable(results)}
+    return [located[url] for url in names]
+
+
+def _is_file(rows: pa.Table, numbers: np.ndarray) -> bool:
+    """True for a source that is an image file: no member of a tar begins at byte 0."""
+    return len(numbers) == 1 and rows.column("offset")[int(numbers[0])].as_py() == 0
+
+
+def _tasks(sources: Sequence[int], is_file: Sequence[bool]) -> Iterator[list[int]]:
+    """Group sources into tasks: one per shard, and several image files in one."""
+    files: list[int] = []
+    for source, is_image in zip(sources, is_file, strict=True):
+        if is_image:
+            files.append(source)
+        else:
+            yield [source]
+    for start in range(0, len(files), _FILES_PER_TASK):
+        yield files[start : start + _FILES_PER_TASK]
+
+
+def _locate_batch(
+    batch: tuple[int, list[tuple[str, Shard | None, int]]], name: str, context: ExportContext
 ) -> list[Located]:
     """Locate the members of the rows of a batch, for each of its sources.
 
-    ``batch`` is its number in the staged table of rows, and its sources in order of the rows: URL,
+    ``batch`` is its number in the staged table ``name``, and its sources in order of the rows: URL,
     the shard as the frame's read listed it if that is known, and number of rows.
     """
     number, sources = batch
-    wanted = read_batch(context.output, context.locations, number)
+    wanted = read_batch(context.output, name, number)
     ends = accumulate(count for *_, count in sources)
     return [
         _locate_source(url, listed, wanted.slice(end - count, count), context)
@@ -143,7 +204,8 @@ def _locate_source(
             if selection is None:
                 rows, renamed = select_members(index, wanted, context.options)
                 merged = context.options.members.merged
-                made = _columns_of(wanted, context) if merged else None
+                # The bytes of members from columns.
+                made = take_rows(context.output, wanted) if merged else None
                 if not is_plain or index.sparse or merged:
                     rows, expanded = _expand(rows, content, index, is_plain, made, context)
                 selection = as_table(rows), renamed
@@ -171,11 +233,6 @@ def _facts(index: ShardIndex) -> dict[str, Any]:
         "damage": None if damage is None else f"{damage.code}: {damage.reason}",
         "interleaved": len(index.interleaved),
     }
-
-
-def _columns_of(wanted: pa.RecordBatch, context: ExportContext) -> pa.Table | None:
-    """The staged columns of rows to locate, which have the bytes of members from columns."""
-    return take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
 
 
 def _expand(

@@ -126,7 +126,7 @@ class RejectedRows:
                 entry["first"].append(printable(str(row["__key__"])))
         return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
 
-    def refuse(self, options: Options, nothing_read: bool = False) -> None:
+    def refuse(self, options: Options, nothing_read: bool) -> None:
         """Raise if ``options`` refuse a row, or none can be read, naming the first ones."""
         refused = [
             row

@@ -1,27 +1,45 @@
-"""Assignment of samples to shards, independent of the frame's partitions.
+"""The plan of an export: rejects rows, and assigns samples to shards.
 
 A plan is a table with one row per sample in the order of writing (155 bytes if it has four
-members), and the row at which each shard begins.
+members), and the row at which each shard begins. It does not depend on the frame's partitions.
+
+Rows of a shuffled shard are spread over all files as staged, and each shard's task would read all
+of them. So they are repartitioned: each task reads as many files as fit into memory, and replaces
+them by one file with a batch for each shard.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.export.export_options import Options
-from dask_image_ingest.export.plan.locate import Located
+from dask_image_ingest.computing import one_task_per_item
+from dask_image_ingest.export.export_options import ExportContext, Options, staged_name
+from dask_image_ingest.export.member_selection import as_table
+from dask_image_ingest.export.plan.locate import Located, locate_members
+from dask_image_ingest.export.plan.rejected_rows import RejectedRows
+from dask_image_ingest.export.plan.staging import StagedRows
+from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
 from dask_image_ingest.export.tar_layout import header_sizes, padding, room_for_members
+from dask_image_ingest.storage import Shard
+from dask_image_ingest.storage.output import STAGING
 from dask_image_ingest.url_secrets import url_identity
 
 # Rows that are processed at once, to bound memory.
 _CHUNK = 1 << 16
+
+# Bytes of files per task, whose rows it has in memory twice.
+_BYTES_PER_TASK = 256 << 20
+
+logger = logging.getLogger("dask_image_ingest")
 
 
 @dataclass(frozen=True)
@@ -54,7 +72,7 @@ class ShardPlan:
         counts: list[int] = np.diff(self.starts, append=len(self.rows)).tolist()
         return counts
 
-    def batches(self) -> Iterator[pa.RecordBatch]:
+    def batches(self) -> Iterator[pa.Table]:
         """For the task of each shard, its rows with the facts of their sources."""
         for start, count in zip(self.starts.tolist(), self.counts, strict=True):
             rows = self.rows.slice(start, count)
@@ -64,9 +82,9 @@ class ShardPlan:
                 rows = rows.append_column(name, values)
             part = rows.column("part").cast(pa.string())
             rows = rows.set_column(rows.column_names.index("part"), "part", part)
-            yield rows.drop_columns(["source"]).combine_chunks().to_batches()[0]
+            yield rows.drop_columns(["source"])
 
-    @cached_property
+    @property
     def samples_digest(self) -> str:
         """Digest of the samples, their order and members, and the limits of shards."""
         digest = hashlib.sha256()
@@ -91,7 +109,7 @@ class ShardPlan:
         digest.update(np.asarray(self.starts, "<i8").tobytes())
         return digest.hexdigest()
 
-    @cached_property
+    @property
     def sources_digest(self) -> str:
         """Digest of the source shards and their versions."""
         versions = sorted(
@@ -101,6 +119,103 @@ class ShardPlan:
 
 
 def make_plan(
+    staged: StagedRows,
+    context: ExportContext,
+    listed: Mapping[str, Shard],
+    keys_assigned: bool,
+) -> tuple[ShardPlan, RejectedRows]:
+    """Plan an export, and write the plan to the staging folder, for the tasks.
+
+    ``listed`` has the shards that the frame reads, by URL: no other version of them is scanned.
+
+    Raises
+    ------
+    ArgumentError
+        If ``errors`` or ``row_errors`` refuse a rejected row, or if no shard can be read.
+    """
+    rows = staged.rows
+    rejected = RejectedRows(rows)
+    rejected.find_bad_locations()
+    rejected.find_bad_keys()
+    if context.options.errors != "null":
+        rejected.find_bad_images()
+    urls, sources = _numbered(rows.column("url"))
+    rejected.find_repeated_rows(sources)
+    kept = rejected.kept
+    by_source = kept[np.argsort(sources[kept], kind="stable")]
+    located = locate_members(rows, by_source, sources, urls, staged.located, listed, context)
+    joined = _join(rows, by_source, located)
+    has_samples = context.options.has_samples
+    used = np.unique(sources[by_source])
+    renamed = [number for number, each in zip(used, located, strict=True) if each.renamed]
+    if renamed:
+        rejected.find_repeated_renamed(sources, renamed)
+    if has_samples and (keys_assigned or renamed):
+        rejected.find_ambiguous_rows()
+    for number, reason in zip(by_source, joined.column("reason").to_pylist(), strict=True):
+        if reason is not None:
+            rejected.add(number, reason)
+    if has_samples:
+        rejected.find_repeated_keys(sources)
+    # Back to the order of the frame.
+    position = np.empty(len(rows), np.int64)
+    position[by_source] = np.arange(len(by_source))
+    joined = joined.drop_columns(["reason"]).take(pa.array(position[rejected.kept]))
+    plan, repeated = _assign_to_shards(joined, located, context.options)
+    for number in repeated:
+        rejected.add(
+            number,
+            "repeated-key: its shard has another sample of this key; give it another __key__",
+        )
+    # Refuse an export in which no shard is readable; those that are have a version.
+    nothing_read = bool(located) and not any(source.version for source in located)
+    rejected.refuse(context.options, nothing_read)
+    if context.options.shuffle is not None:
+        plan = _repartition_spill(plan, context)
+    schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
+    batches = plan.batches()
+    for first in batches:
+        schema = first.schema.with_metadata(schema)
+        # Streamed: with URLs in every row, all batches together are several times the plan.
+        write_batches(
+            context.output, context.shard_rows, schema, chain([first], batches), compressed=True
+        )
+    logger.info(
+        "%d samples of %d source shards are planned in %d shards",
+        len(plan.rows),
+        len(located),
+        plan.shards,
+    )
+    return plan, rejected
+
+
+def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
+    """The shards' URLs, sorted, and for each row the number of its shard; -1 for none."""
+    whole = urls.combine_chunks()
+    names = whole.dictionary.to_pylist()
+    order = sorted(range(len(names)), key=names.__getitem__)
+    rank = np.empty(len(names) + 1, np.int32)
+    rank[order] = np.arange(len(names))
+    rank[-1] = -1
+    codes = pc.fill_null(whole.indices, len(names)).to_numpy()
+    return [names[code] for code in order], rank[codes]
+
+
+def _join(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
+    """Join the frame's rows with their located members, in order of the sources."""
+    joined = rows.select(["key", "offset", "part", "batch", "row"])
+    joined = joined.take(pa.array(by_source, pa.int64()))
+    joined = joined.append_column("number", pa.array(by_source, pa.int64()))
+    counts = [len(source.rows) for source in located]
+    source = np.repeat(np.arange(len(located)), counts)
+    joined = joined.append_column("source", pa.array(source, pa.int32()))
+    members = pa.concat_tables([source.rows for source in located] or [as_table([])])
+    for name in members.column_names:
+        joined = joined.append_column(name, members.column(name))
+    return joined
+
+
+def _assign_to_shards(
     rows: pa.Table, sources: Sequence[Located], options: Options
 ) -> tuple[ShardPlan, np.ndarray]:
     """Order samples and assign them to shards.
@@ -212,3 +327,66 @@ def _mix(numbers: np.ndarray) -> np.ndarray:
     mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return mixed ^ (mixed >> np.uint64(31))
+
+
+def _repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:
+    """Rewrite the staged columns of a plan's samples in batches by shard."""
+    parts = plan.rows.column("part").combine_chunks()
+    names = parts.dictionary.to_pylist()
+    if not names or not len(parts):
+        return plan
+    codes = parts.indices.to_numpy()
+    group = _groups(names, context)[codes]
+    # Sorted by group, and within each by shard.
+    order = np.argsort(group, kind="stable")
+    shards = np.searchsorted(plan.starts, order, side="right")
+    groups, starts = np.unique(group[order], return_index=True)
+    ends = [*starts[1:].tolist(), len(order)]
+    locations = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
+    locations = locations.set_column(0, "part", locations.column("part").cast(pa.string()))
+    locations = locations.append_column("shard", pa.array(shards, pa.int32()))
+    spans = list(zip(starts.tolist(), ends, strict=True))
+    wanted = staged_name("regrouped")
+    batches = (locations.slice(start, end - start) for start, end in spans)
+    write_batches(context.output, wanted, locations.schema, batches, compressed=True)
+    files = one_task_per_item(
+        partial(_repartition, name=wanted, context=context), range(len(groups))
+    )
+    context.output.remove([wanted, *names])
+
+    # The new location of each row of the plan.
+    batch, row = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
+    for start, end in spans:
+        _, first, number = np.unique(shards[start:end], return_index=True, return_inverse=True)
+        batch[order[start:end]] = number
+        row[order[start:end]] = np.arange(end - start) - first[number]
+    file = np.empty(len(order), np.int32)
+    file[order] = np.repeat(np.arange(len(groups)), np.diff([*starts, len(order)]))
+    rows = plan.rows
+    for name, values in (
+        ("part", pa.DictionaryArray.from_arrays(pa.array(file), pa.array(files))),
+        ("batch", pa.array(batch)),
+        ("row", pa.array(row)),
+    ):
+        rows = rows.set_column(rows.column_names.index(name), name, values)
+    return replace(plan, rows=rows)
+
+
+def _groups(names: list[str], context: ExportContext) -> np.ndarray:
+    """For each file, the number of the task that reads it."""
+    sizes = context.output.sizes(STAGING)
+    starts = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
+    return starts // _BYTES_PER_TASK
+
+
+def _repartition(number: int, name: str, context: ExportContext) -> str:
+    """Write the rows of one task to a new file, with a batch for each shard; its name."""
+    wanted = read_batch(context.output, name, number)
+    table = take_rows(context.output, wanted)
+    assert table is not None  # all rows have a part
+    starts = np.flatnonzero(np.diff(wanted.column("shard").to_numpy(), prepend=-1)).tolist()
+    ends = [*starts[1:], len(table)]
+    written = staged_name("columns")
+    batches = (table.slice(start, end - start) for start, end in zip(starts, ends, strict=True))
+    write_batches(context.output, written, table.schema, batches)
+    return written

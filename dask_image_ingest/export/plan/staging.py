@@ -3,16 +3,12 @@
 A task per partition returns the key, shard and offset of each row, and the offsets of its members
 if the partition's read has scanned the shard. Columns for sidecars and members may exceed this
 machine's memory, so each task writes them to the staging folder.
-
-Rows of a shuffled shard are spread over all files as staged, and each shard's task would read all
-of them. So they are repartitioned: each task reads as many files as fit into memory, and replaces
-them by one file with a batch for each shard.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -21,7 +17,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.computing import compute, one_task_per_item
+from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import ScanShards
 from dask_image_ingest.dataset.references import references_of
@@ -30,15 +26,8 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.members import ColumnMember, member_bytes
 from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
-from dask_image_ingest.export.plan.shard_plan import ShardPlan
 from dask_image_ingest.export.query import encoded_columns
-from dask_image_ingest.export.staged_tables import (
-    from_bytes,
-    read_batch,
-    take_rows,
-    to_bytes,
-    write_batches,
-)
+from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.stored_images import (
     extension_of,
     stored_files,
@@ -47,9 +36,6 @@ from dask_image_ingest.export.stored_images import (
 )
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns, without
 from dask_image_ingest.index import parquet_bytes
-from dask_image_ingest.storage.output import STAGING
-
-_LOCATION_COLUMNS = ("__key__", "__url__", "offset")
 
 # Most rows and bytes of a batch of staged columns, which is read as a whole.
 _BATCH_ROWS = 4096
@@ -79,8 +65,8 @@ class StagedRows:
     located: LocatedCache
 
 
-def metadata_columns(frame: Any) -> list[str]:
-    """The columns of a frame that are valid in other shards, and need no decoding.
+def sidecar_columns(frame: Any) -> list[str]:
+    """The columns of a frame for its sidecars: valid in other shards, and without a decode.
 
     All except images, references, columns of encoded images that were decoded, ``error``, and
     columns about images beside ``image``, such as ``mask.offset``.
@@ -120,7 +106,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     frame = _named_index(frame)
     options = context.options
     members = options.members
-    needed = [*_LOCATION_COLUMNS, *members.columns, "nbytes"]
+    needed = ["__key__", "__url__", "offset", "nbytes", *members.columns]
     images = [name for member in members.pixels for name in member.needs]
     wanted = [*columns, *images, *members.stored] if options.sidecar else needed
     wanted = [name for name in dict.fromkeys(wanted) if name in frame.columns]
@@ -218,16 +204,15 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
     if not options.has_samples:
         rows |= {"url": pa.array([""] * count, pa.string()), "offset": pa.nulls(count, pa.int64())}
     rows["url"] = rows["url"].dictionary_encode()
-    columns = table.select([])
-    if options.sidecar:
-        columns = table.drop_columns([n for n in ("error",) if n in table.column_names])
+    columns = table.select([n for n in table.column_names if options.sidecar and n != "error"])
     sidecar_schema = columns.schema
     for extension, data in contents.items():
         columns = columns.append_column(f"made:{extension}", data)
     if count and columns.num_columns:
         name = staged_name("columns")
         columns = _with_large_types(columns)
-        write_batches(context.output, name, columns.schema, _batches(columns, batch_rows))
+        batches = (columns.slice(start, batch_rows) for start in range(0, count, batch_rows))
+        write_batches(context.output, name, columns.schema, batches)
         rows["part"] = pa.array([name] * count, pa.string())
     rows["part"] = rows["part"].dictionary_encode()
     staged = pa.table(rows).replace_schema_metadata(
@@ -307,12 +292,6 @@ def _rows_per_batch(contents: Iterable[pa.Array]) -> int:
     return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(mean, 1))))
 
 
-def _batches(table: pa.Table, rows: int) -> Iterator[pa.RecordBatch]:
-    """Batches of equal numbers of rows, whatever the table's chunks."""
-    for start in range(0, len(table), rows):
-        yield table.slice(start, rows).combine_chunks().to_batches()[0]
-
-
 def _with_large_types(table: pa.Table) -> pa.Table:
     """Cast strings and bytes to 64-bit offsets: a batch may have more than 2 GiB of them."""
     large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
@@ -352,73 +331,3 @@ def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
     schema = pa.unify_schemas(nonempty or schemas[:1], promote_options="permissive")
     pandas = backend_of(empty).to_arrow(empty).schema.metadata or {}
     return schema.with_metadata({b"pandas": pandas[b"pandas"]} if b"pandas" in pandas else None)
-
-
-# Bytes of files per task, whose rows it has in memory twice.
-_BYTES_PER_TASK = 256 << 20
-
-
-def repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:
-    """Rewrite the staged columns of a plan's samples in batches by shard."""
-    parts = plan.rows.column("part").combine_chunks()
-    names = parts.dictionary.to_pylist()
-    if not names or not len(parts):
-        return plan
-    codes = parts.indices.to_numpy()
-    group = _groups(names, context)[codes]
-    # Sorted by group, and within each by shard.
-    order = np.argsort(group, kind="stable")
-    shards = np.searchsorted(plan.starts, order, side="right")
-    groups, starts = np.unique(group[order], return_index=True)
-    ends = [*starts[1:].tolist(), len(order)]
-    locations = plan.rows.select(["part", "batch", "row"]).take(pa.array(order))
-    locations = locations.set_column(0, "part", locations.column("part").cast(pa.string()))
-    locations = locations.append_column("shard", pa.array(shards, pa.int32()))
-    spans = list(zip(starts.tolist(), ends, strict=True))
-    wanted = staged_name("regrouped")
-    batches = (locations.slice(s, e - s).combine_chunks().to_batches()[0] for s, e in spans)
-    write_batches(context.output, wanted, locations.schema, batches, compressed=True)
-    files = one_task_per_item(
-        partial(_repartition, name=wanted, context=context), range(len(groups))
-    )
-    context.output.remove([wanted, *names])
-
-    # The new location of each row of the plan.
-    batch, row = np.empty(len(order), np.int32), np.empty(len(order), np.int32)
-    for start, end in spans:
-        _, first, number = np.unique(shards[start:end], return_index=True, return_inverse=True)
-        batch[order[start:end]] = number
-        row[order[start:end]] = np.arange(end - start) - first[number]
-    file = np.empty(len(order), np.int32)
-    file[order] = np.repeat(np.arange(len(groups)), np.diff([*starts, len(order)]))
-    rows = plan.rows
-    for name, values in (
-        ("part", pa.DictionaryArray.from_arrays(pa.array(file), pa.array(files))),
-        ("batch", pa.array(batch)),
-        ("row", pa.array(row)),
-    ):
-        rows = rows.set_column(rows.column_names.index(name), name, values)
-    return replace(plan, rows=rows)
-
-
-def _groups(names: list[str], context: ExportContext) -> np.ndarray:
-    """For each file, the number of the task that reads it."""
-    sizes = context.output.sizes(STAGING)
-    starts = np.cumsum([0, *(sizes[name.rpartition("/")[2]] for name in names)])[:-1]
-    return starts // _BYTES_PER_TASK
-
-
-def _repartition(number: int, name: str, context: ExportContext) -> str:
-    """Write the rows of one task to a new file, with a batch for each shard; its name."""
-    wanted = read_batch(context.output, name, number)
-    table = take_rows(context.output, *(wanted.column(of) for of in ("part", "batch", "row")))
-    assert table is not None  # all rows have a part
-    starts = np.flatnonzero(np.diff(wanted.column("shard").to_numpy(), prepend=-1)).tolist()
-    ends = [*starts[1:], len(table)]
-    written = staged_name("columns")
-    batches = (
-        table.slice(start, end - start).combine_chunks().to_batches()[0]
-        for start, end in zip(starts, ends, strict=True)
-    )
-    write_batches(context.output, written, table.schema, batches)
-    return written
