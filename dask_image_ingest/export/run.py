@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -32,7 +32,7 @@ from dask_image_ingest.export.manifest import (
     shard_files,
 )
 from dask_image_ingest.export.plan.shard_plan import ShardPlan, make_plan
-from dask_image_ingest.export.plan.staging import StagedRows, sidecar_columns, stage_frame
+from dask_image_ingest.export.plan.staging import StagedRows, stage_frame
 from dask_image_ingest.export.query import (
     assigns_keys,
     frame_fingerprint,
@@ -45,6 +45,7 @@ from dask_image_ingest.storage.output import (
     REPLACEMENT,
     RUN,
     STAGING,
+    OutputStore,
     acquire,
     begin_run,
     refuse_other_run,
@@ -59,7 +60,9 @@ _FACTS = f"{STAGING}/facts.json"
 _LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 
-def export(frame: Any, context: ExportContext, *, resume: bool, overwrite: bool) -> pd.DataFrame:
+def export(
+    frame: Any, columns: Sequence[str], context: ExportContext, *, resume: bool, overwrite: bool
+) -> pd.DataFrame:
     """Write a frame's samples as shards; see `to_webdataset`."""
     output = context.output
     if resume and overwrite:
@@ -70,13 +73,14 @@ def export(frame: Any, context: ExportContext, *, resume: bool, overwrite: bool)
         previous = find_previous(output)
         if not resume and not overwrite:
             previous.refuse()
-        here = _Run(frame, context, previous, previous, check_lock, resume)
+        needed = dict.fromkeys([*columns, *context.options.members.columns])
+        token = frame_fingerprint(frame, [name for name in needed if name in frame.columns])
+        here = _Run(frame, columns, token, context, previous, previous, check_lock, resume)
         if previous.plan is None:
             return here.run()
         # Replaces the earlier export when it is whole.
         apart = replacement_of(output)
-        context = replace(context, output=apart)
-        there = _Run(frame, context, find_previous(apart), previous, check_lock, resume)
+        there = replace(here, context=replace(context, output=apart), previous=find_previous(apart))
         return (there if overwrite or there.is_of_this_frame() else here).run()
 
 
@@ -84,23 +88,24 @@ def export(frame: Any, context: ExportContext, *, resume: bool, overwrite: bool)
 class _Run:
     """A run of an export: new, or resumed.
 
-    ``previous`` is what it finds where it writes, ``target`` what is in the folder of the result,
-    and is replaced if that is another one.
+    ``columns`` are those of its sidecars, ``token`` is the frame's fingerprint. ``previous`` is
+    what it finds where it writes, ``target`` what is in the folder of the result, and is replaced
+    if that is another one.
     """
 
     frame: Any
+    columns: Sequence[str]
+    token: str
     context: ExportContext
     previous: PreviousExport
     target: PreviousExport
     check_lock: Callable[[], None]
     resume: bool
 
-    def __post_init__(self) -> None:
-        self.output = self.context.output
-        self.columns = sidecar_columns(self.frame)
-        needed = dict.fromkeys([*self.columns, *self.context.options.members.columns])
-        existing = [name for name in needed if name in self.frame.columns]
-        self.token = frame_fingerprint(self.frame, existing)
+    @property
+    def output(self) -> OutputStore:
+        """The folder where it writes."""
+        return self.context.output
 
     def run(self) -> pd.DataFrame:
         """Plan the export and write its shards, except what an earlier run has done."""

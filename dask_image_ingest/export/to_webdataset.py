@@ -181,7 +181,7 @@ def to_webdataset(
     if source_options is None:
         source_options = source_options_of(frame)
     context = ExportContext(output, options, output.url, source_options)
-    return export(frame, context, resume=resume, overwrite=overwrite)
+    return export(frame, columns, context, resume=resume, overwrite=overwrite)
 
 
 _SAMPLES_PER_SHARD = 10_000

@@ -128,6 +128,19 @@ def test_why_an_unchanged_query_is_another_one_is_told(kind, shards, tmp_path, m
         dii.to_webdataset(make(table), out, resume=True)
 
 
+@pytest.mark.parametrize("how", ["overwrite", "resume"])
+def test_rows_in_memory_are_digested_once_where_an_export_is(how, shards, tmp_path, monkeypatch):
+    frame = dii.read_webdataset_images(shards, backend="pandas")
+    rows = frame.drop(columns=["image", "error"]).compute()
+    path = tmp_path / "{shard}.tar"
+    dii.to_webdataset(rows, path)
+    digested = []
+    tokenize = query.tokenize
+    monkeypatch.setattr(query, "tokenize", lambda of: digested.append(len(of)) or tokenize(of))
+    written = dii.to_webdataset(rows, path, **{how: True})
+    assert digested == [written["samples"].sum()]
+
+
 def test_a_token_tells_nothing_of_partitions(shards, photos, tmp_path):
     for photo in photos[:4]:
         path = tmp_path / f"{photo.label}-{len(photo.encoded)}.{photo.extension}"
