@@ -1,16 +1,14 @@
 """Writing of a shard: members are copied from their sources, each opened once and read in order.
 
-The layout is computed before a byte is read, so members are written in any order, and only those in
-flight are in memory.
+Members are written in any order, and only those in flight are in memory.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
@@ -24,8 +22,8 @@ from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export.export_options import ExportContext, file_names
 from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.staged_tables import read_batch, take_rows
-from dask_image_ingest.export.tar_layout import Chunk, Layout, index_file, lay_out
-from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.export.tar_layout import AT_ONCE, Chunk, Layout, TarWriter, lay_out
+from dask_image_ingest.index import parquet_bytes, wds2idx_text
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
 from dask_image_ingest.storage.output import STAGING, refuse_other_run
 from dask_image_ingest.url_secrets import url_identity
@@ -72,7 +70,7 @@ def copy_members(
             offsets, sizes = layout.offsets[members], layout.sizes[members]
             ends = (offsets + sizes).tolist()
             content.prefetch(zip(offsets.tolist(), ends, strict=True))
-            _copy(members, layout, partial(_read, content), tar)
+            _copy(members, layout, lambda at, size: content[at : at + size], tar)
     for (name,), members in _group_members(batch, ("expanded",), layout, EXPANDED):
         with context.output.open(name) as expanded:
             _copy(members, layout, lambda at, size: expanded.read_at(size, at), tar)
@@ -115,10 +113,6 @@ def _coalesce(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
             first = stop
 
 
-def _read(content: ByteReader, offset: int, size: int) -> Chunk:
-    return content[offset : offset + size]
-
-
 def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
     for piece in range(start, end, _LARGE):
         yield read(piece, min(_LARGE, end - piece))
@@ -145,128 +139,6 @@ def _open_source(url: str, version: str, context: ExportContext) -> Iterator[Byt
                 f"{url} has changed since its samples were read. Read it again, and export that"
             )
         yield content
-
-
-#: Bytes that are read, hashed and written at once. Few enough to stay in the CPU's cache, and for
-#: the C library to reuse the memory: a page fault costs more than all work on a page.
-AT_ONCE = 256 << 10
-
-# Writeback is started every so many bytes, so that the final fsync has little to wait for.
-_BEHIND = 4 << 20
-
-_ZEROS = memoryview(bytes(512))
-
-
-class TarWriter:
-    """Writer of a new tar with a given layout, whose members may arrive in any order.
-
-    Consecutive members are joined, hashed and written together; bytes that arrive out of order are
-    read again and hashed in the end. Empty members are written with the one that follows.
-    """
-
-    def __init__(self, file: int, layout: Layout) -> None:
-        self._file = file
-        self._layout = layout
-        self._sizes = layout.sizes.tolist()
-        self._headers, self._positions = _merge_empty(layout)
-        #: Chunks that are not written yet, which belong at `_begin` to `_end` of the file.
-        self._pending: list[Chunk] = []
-        self._begin = self._end = 0
-        self._digest = hashlib.sha256()
-        #: The file is hashed up to here.
-        self._hashed = 0
-        #: Writeback was started up to here.
-        self._sent = 0
-        self._written = 0
-
-    def write(self, member: int, content: Chunk) -> None:
-        """Write one member, now or together with those that follow."""
-        size = self._sizes[member]
-        if len(content) != size:
-            raise self._wrong_size(member, len(content))
-        header = self._headers[member]
-        position = self._positions[member]
-        if position != self._end or position - self._begin >= AT_ONCE:
-            self._flush(position)
-        self._pending += (header, content, _ZEROS[: -size % 512])
-        self._end += len(header) + size + -size % 512
-
-    def write_large(self, member: int, pieces: Iterable[Chunk]) -> None:
-        """Write one member in pieces."""
-        size = self._sizes[member]
-        self._flush(self._positions[member])
-        self._pending.append(self._headers[member])
-        received = 0
-        for piece in pieces:
-            self._end += len(self._pending[0])
-            self._flush(self._end)
-            self._pending.append(piece)
-            received += len(piece)
-        if received != size:
-            raise self._wrong_size(member, received)
-        self._pending.append(_ZEROS[: -size % 512])
-        self._end += sum(map(len, self._pending))
-
-    def finish(self) -> str:
-        """Write the end of the archive; the SHA-256 of the whole as hexadecimal digits."""
-        position = self._positions[-1]
-        if position != self._end:
-            self._flush(position)
-        end = self._headers[-1]
-        self._pending += (end, bytes(self._layout.size - position - len(end)))
-        self._flush(self._layout.size)
-        if self._written != self._layout.size:
-            raise AssertionError(f"{self._written} bytes of {self._layout.size} were written")
-        buffer = memoryview(bytearray(AT_ONCE if self._hashed < self._written else 0))
-        while size := os.preadv(self._file, [buffer], self._hashed):
-            self._digest.update(buffer[:size])
-            self._hashed += size
-        return self._digest.hexdigest()
-
-    def _flush(self, next_position: int) -> None:
-        """Write the pending chunks; the next ones belong at ``next_position``."""
-        block = memoryview(b"".join(self._pending))
-        position = self._begin
-        if position == self._hashed:
-            self._digest.update(block)
-            self._hashed += len(block)
-        self._written += len(block)
-        while block:
-            written = os.pwrite(self._file, block, position)
-            block = block[written:]
-            position += written
-        if self._hashed - self._sent >= _BEHIND:
-            # On Linux this starts writeback of dirty pages without waiting for it.
-            count = self._hashed - self._sent
-            os.posix_fadvise(self._file, self._sent, count, os.POSIX_FADV_DONTNEED)
-            self._sent = self._hashed
-        self._pending = []
-        self._begin = self._end = next_position
-
-    def _wrong_size(self, member: int, size: int) -> ShardError:
-        return ShardError(
-            f"{self._layout.names[member]} has {size} bytes where {self._sizes[member]} were "
-            "planned"
-        )
-
-
-def _merge_empty(layout: Layout) -> tuple[list[Chunk], list[int]]:
-    """Headers of members, and their positions in the file; a last entry for the archive's end.
-
-    The headers of empty members are merged into that of the next entry.
-    """
-    end = layout.places[-1:] + layout.sizes[-1:] + -layout.sizes[-1:] % 512
-    headers: list[Chunk] = [*layout.headers, b""]
-    positions: list[int] = [*layout.positions.tolist(), *(end.tolist() or [0])]
-    first = None
-    for member in np.flatnonzero(layout.sizes == 0).tolist():
-        if first is None:
-            first = member
-        if member + 1 == len(layout.sizes) or layout.sizes[member + 1]:
-            headers[member + 1] = b"".join(headers[first : member + 2])
-            positions[member + 1] = positions[first]
-            first = None
-    return headers, positions
 
 
 #: Record of a written shard, as JSON types: names, sizes and digests of its files.
@@ -312,7 +184,10 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
             "members": len(layout.names),
             "bytes": layout.size,
             "sha256": sha256,
-            "beside": [_facts(*entry) for entry in contents.items()],
+            "beside": [
+                {"name": n, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+                for n, data in contents.items()
+            ],
         }
         check = partial(refuse_other_run, output, context.run)
         for beside_name, content in contents.items():
@@ -347,19 +222,19 @@ def _contents(
     contents = {}
     for name in names:
         if name.endswith(".idx"):
-            contents[name] = index_file(layout, len(batch))
+            members = zip(
+                layout.sample.tolist(),
+                layout.extensions,
+                layout.places.tolist(),
+                layout.sizes.tolist(),
+                layout.names,
+                strict=True,
+            )
+            contents[name] = wds2idx_text(len(batch), members)
         elif columns is not None:
             schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
             contents[name] = sidecar(columns, schema, layout, url)
     return contents
-
-
-def _facts(name: str, content: bytes) -> dict[str, Any]:
-    return {
-        "name": name,
-        "bytes": len(content),
-        "sha256": hashlib.sha256(content).hexdigest(),
-    }
 
 
 def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> bytes:
