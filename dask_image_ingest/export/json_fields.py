@@ -9,19 +9,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 # Numbers are not parsed: they may have any number of digits.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, strict=False)
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
-
-
-class _Entry(NamedTuple):
-    """Positions of a value in the text."""
-
-    start: int
-    end: int
 
 
 def with_fields(own: bytes, made: bytes, fields: Sequence[tuple[str, ...]]) -> bytes:
@@ -48,7 +40,7 @@ def field_text(text: str, path: tuple[str, ...]) -> str | None:
     entries = _entries(text)
     for name, rest in ((".".join(path), ()), (path[0], path[1:])):
         if (entry := entries.get(name)) is not None:
-            value = text[entry.start : entry.end]
+            value = text[entry]
             if not rest or value.startswith("{"):
                 return field_text(value, rest) if rest else value
     return None
@@ -64,8 +56,8 @@ def with_field(text: str, path: tuple[str, ...], value: str) -> str:
         name, rest, entry = whole, (), None  # beside a value that is no object
     if entry is not None:
         if rest:
-            value = with_field(text[entry.start : entry.end], rest, value)
-        return text[: entry.start] + value + text[entry.end :]
+            value = with_field(text[entry], rest, value)
+        return text[: entry.start] + value + text[entry.stop :]
     if rest:
         value = with_field("{}", rest, value)
     added = f"{json.dumps(name, ensure_ascii=False)}: {value}"
@@ -74,18 +66,18 @@ def with_field(text: str, path: tuple[str, ...], value: str) -> str:
         return text[:begin] + added + text[begin:]
     # Indented as the first field is.
     indent = text[begin : _after_blanks(text, begin)]
-    end = max(each.end for each in entries.values())
+    end = max(entry.stop for entry in entries.values())
     return f"{text[:end]},{indent or ' '}{added}{text[end:]}"
 
 
-def _entries(text: str) -> dict[str, _Entry]:
-    """The fields of a JSON object; of several with one name the last, which readers take.
+def _entries(text: str) -> dict[str, slice]:
+    """Span of each value by its field; of several of one name the last, which readers take.
 
     Raises
     ------
     ValueError
     """
-    entries: dict[str, _Entry] = {}
+    entries: dict[str, slice] = {}
     at = _expect(text, text.startswith("\ufeff"), "{")
     at = _after_blanks(text, at)
     if text[at : at + 1] != "}":
@@ -95,7 +87,7 @@ def _entries(text: str) -> dict[str, _Entry]:
                 raise ValueError("a name of a field is no string")
             start = _after_blanks(text, _expect(text, colon, ":"))
             _, end = _DECODER.raw_decode(text, start)
-            entries[name] = _Entry(start, end)
+            entries[name] = slice(start, end)
             at = _after_blanks(text, end)
             if text[at : at + 1] != ",":
                 break

@@ -112,11 +112,11 @@ class ColumnMember:
 
     def encode(self, frame: Any) -> Any:
         """Encode the pixels of the column; a series of files."""
-        encode = self.pixels or Encode(str(self.columns))
-        settings: dict[str, Any] = {"quality": encode.quality}
+        assert self.pixels is not None
+        settings: dict[str, Any] = {"quality": self.pixels.quality}
         if self.format == "jpeg":
-            settings["subsampling"] = ":".join(encode.subsampling)
-        return encoded_images(frame, encode.column, self.format, **settings)
+            settings["subsampling"] = ":".join(self.pixels.subsampling)
+        return encoded_images(frame, self.pixels.column, self.format, **settings)
 
     def as_json(self) -> list[Any]:
         """Its columns and settings as JSON types."""
@@ -183,7 +183,7 @@ def parse_members(
     members: Any,
     columns: Sequence[str],
     images: Mapping[str, ImageOrigin],
-    references: Sequence[str] = (),
+    references: Sequence[str],
 ) -> Members:
     """Parse ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
 
@@ -264,9 +264,9 @@ def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
     column = _widened(column)
     type_ = column.type
     if is_text(type_) or is_bytes(type_):
-        return _one_chunk(column.cast(pa.large_binary()))
+        return column.cast(pa.large_binary()).combine_chunks()
     if pa.types.is_integer(type_):
-        return _one_chunk(column.cast(pa.large_string()).cast(pa.large_binary()))
+        return column.cast(pa.large_string()).cast(pa.large_binary()).combine_chunks()
     encoded = [None if value is None else _as_text(value) for value in column.to_pylist()]
     return pa.array(encoded, pa.large_binary())
 
@@ -412,10 +412,6 @@ def _rows(column: pa.ChunkedArray) -> Iterable[Any]:
     return (None if missing else row for row, missing in zip(rows, rows.isna(), strict=True))
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
-    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-
-
 def _object(values: Iterable[Any], fields: Sequence[tuple[str, ...]]) -> bytes:
     """A JSON object of some fields."""
     text = "{}"
@@ -426,9 +422,7 @@ def _object(values: Iterable[Any], fields: Sequence[tuple[str, ...]]) -> bytes:
 
 
 def _as_text(value: Any) -> bytes:
-    if isinstance(value, (date, time)):
-        return value.isoformat().encode()
-    if isinstance(value, timedelta):
+    if isinstance(value, (date, time, timedelta)):
         return str(_to_json(value)).encode()
     if isinstance(value, (float, Decimal)):
         return str(value).encode()
