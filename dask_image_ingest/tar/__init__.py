@@ -4,29 +4,27 @@ In: the bytes of a tar. Out: its members grouped by webdataset's rule, with offs
 Headers are read, contents are not.
 """
 
-from dask_image_ingest.tar.content import (
-    HEAD,
-    IMAGE_EXTENSIONS,
-    INTEGERS,
-    LARGEST_VALUE,
-    MAX_MEMBER_BYTES,
-    TEXTS,
-    duplicate_error,
-    open_member,
-    read_member,
-    too_large_error,
-)
 from dask_image_ingest.tar.index import META_NAME, index_head, index_tar
 from dask_image_ingest.tar.scan import Damage, SparseMember
 from dask_image_ingest.tar.shard_index import (
     FIELDS,
+    HEAD,
+    IMAGE_EXTENSIONS,
+    INTEGERS,
+    LARGEST_VALUE,
     LINKS,
+    MAX_MEMBER_BYTES,
     SPAN_FIELDS,
+    TEXTS,
     Places,
     Sample,
     ShardIndex,
     Skipped,
     Span,
+    duplicate_error,
+    open_member,
+    read_member,
+    too_large_error,
 )
 
 __all__ = [
