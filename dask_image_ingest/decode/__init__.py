@@ -31,7 +31,6 @@ from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
     Header,
     header_of,
-    read_header,
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
@@ -69,7 +68,6 @@ __all__ = [
     "make_decode_spec",
     "pixels_of",
     "printable",
-    "read_header",
     "read_stored_header",
     "resize_arrays",
     "resized_cubic",

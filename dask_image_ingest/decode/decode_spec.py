@@ -13,9 +13,11 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
 from dask_image_ingest.decode.resize import resize_geometry
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.user_functions import token_and_code
 
 # Default of max_pixels: the limit above which Pillow raises a decompression bomb error.
@@ -160,6 +162,10 @@ class DecodeSpec:
     def decoded_in_full(self) -> bool:
         """True if the decoder's output has the height and width in the header, or of its region."""
         return self.size is None or (self.resized_here and not self.scaled)
+
+    def read_header(self, data: LazyBytes) -> Header:
+        """Read an image's header, with an error if these options refuse the image."""
+        return self.validated(read_header(data, self.max_pixels))
 
     def validated(self, header: Header) -> Header:
         """Set the header's error if the image would be too large after the resize.

@@ -15,6 +15,7 @@ import pytest
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan import partitioning, samples
+from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.decode.planner import Schedule
 from dask_image_ingest.storage import ByteReader
 
@@ -47,9 +48,9 @@ def work(monkeypatch):
         counts["partitions"] += 1
         return original.index_tar(CountedBytes(content, counts, "tar bytes"), url)
 
-    def read_header(data, max_pixels):
+    def read_header(self, data):
         counts["headers"] += 1
-        return original.read_header(CountedBytes(data, counts, "header bytes"), max_pixels)
+        return original.read_header(self, CountedBytes(data, counts, "header bytes"))
 
     def read_text(content, index, span):
         # Images come through here as well, as views that nobody has looked at yet.
@@ -64,12 +65,12 @@ def work(monkeypatch):
 
     original = SimpleNamespace(
         index_tar=samples.index_tar,
-        read_header=samples.read_header,
+        read_header=DecodeSpec.read_header,
         read_member=samples.read_member,
         assign=Schedule._assign,
     )
     monkeypatch.setattr(samples, "index_tar", index_tar)
-    monkeypatch.setattr(samples, "read_header", read_header)
+    monkeypatch.setattr(DecodeSpec, "read_header", read_header)
     monkeypatch.setattr(samples, "read_member", read_text)
     monkeypatch.setattr(Schedule, "_assign", assign)
     return counts

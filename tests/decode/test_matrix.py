@@ -12,8 +12,9 @@ from corpus import save
 from handmade import png
 from PIL import Image
 
-from dask_image_ingest.decode import make_decode_spec, read_header
+from dask_image_ingest.decode import make_decode_spec
 from dask_image_ingest.decode.formats import BadImage
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
 LARGEST = 10**6

@@ -17,7 +17,7 @@ from corpus import images
 from handmade import exif, insert_after_soi, jpeg_segment, png_chunk
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import read_header
+from dask_image_ingest.decode.formats.header import read_header
 
 MODES = ("RGB", "RGBA", "L", "labels", "raw")
 FORMATS = ("png", "jpeg", "webp")

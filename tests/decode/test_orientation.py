@@ -8,8 +8,8 @@ from handmade import exif as exif_block
 from handmade import png_chunk
 from PIL import Image, ImageOps
 
-from dask_image_ingest.decode import read_header
 from dask_image_ingest.decode.formats import SWAPPED
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.pillow import upright
 
 PICTURE = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)

@@ -18,8 +18,9 @@ from witnesses import resized_by_pillow
 import dask_image_ingest as dii
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.references import last_decode
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, read_header
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin
 from dask_image_ingest.decode.crash_guard import decode_guarded
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.random_crop import draw_region
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames.pandas_backend import HostPixels

@@ -21,7 +21,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
 )
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
 from dask_image_ingest.dataset.scan.rows import NO_BYTES, missing_member
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Pixels, read_header
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Pixels
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 from dask_image_ingest.storage import (
@@ -82,12 +82,7 @@ def fetch(
     """
     fetched = (fetch_bytes or fetch_encoded)(references, storage_options)
     encoded = [None if isinstance(data, Header) else data for data in fetched]
-    headers = [
-        data
-        if isinstance(data, Header)
-        else decoding.validated(read_header(data, decoding.max_pixels))
-        for data in fetched
-    ]
+    headers = [data if isinstance(data, Header) else decoding.read_header(data) for data in fetched]
     return headers, encoded
 
 
@@ -104,14 +99,11 @@ def fetch_headers(
         As `fetch`.
     """
 
-    def header_of(image: Any) -> Header:
-        return decoding.validated(read_header(image, decoding.max_pixels))
-
     def read(content: ByteReader, span: tuple[int, int]) -> Header:
-        return header_of(open_member(content, _EMPTY_INDEX, span))
+        return decoding.read_header(open_member(content, _EMPTY_INDEX, span))
 
     fetched = fetch_encoded(references, storage_options, read, HEAD)
-    return [data if isinstance(data, Header) else header_of(data) for data in fetched]
+    return [data if isinstance(data, Header) else decoding.read_header(data) for data in fetched]
 
 
 def _copied(content: ByteReader, span: tuple[int, int]) -> bytes:

@@ -15,7 +15,7 @@ from dask_image_ingest.dataset.predicates import Predicate, only
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.partitioning import ShardSplit
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
-from dask_image_ingest.decode import Header, Origin, read_header
+from dask_image_ingest.decode import Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import references_of_fields
 from dask_image_ingest.storage import Shard, is_pipe, is_web, local_path, open_file
@@ -143,7 +143,6 @@ class FileRows(ImageRows):
         self, files: Sequence[Shard | None], whole: bool
     ) -> list[tuple[Header, bytes | None]]:
         """Header and, if ``whole``, bytes of each file; a file that is no image has no bytes."""
-        max_pixels = self._decoding.max_pixels
 
         def read(file: Shard | None) -> tuple[Header, bytes | None]:
             if file is None:
@@ -155,7 +154,7 @@ class FileRows(ImageRows):
                     content.prefetch([(0, file.size if at_once else min(file.size, HEAD))])
                     data = bytes(content[:]) if at_once else None
                     head = open_member(content, _NO_INDEX, (0, file.size)) if data is None else data
-                    header = self._decoding.validated(read_header(head, max_pixels))
+                    header = self._decoding.read_header(head)
                     if whole and not at_once and header.error is None:
                         data = bytes(content[:])
             except (ShardError, ShardNotFoundError) as error:

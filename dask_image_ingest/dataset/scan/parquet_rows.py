@@ -17,7 +17,7 @@ from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
 from dask_image_ingest.dataset.schema.columns import FileColumn
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
 from dask_image_ingest.dataset.schema.file_columns import plain_type
-from dask_image_ingest.decode import Header, read_header
+from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import as_tensors, references_of_fields
 from dask_image_ingest.storage import ParquetSource, RowSpan, Shard, open_parquet
@@ -223,10 +223,7 @@ class ParquetRows(ImageRows):
     @cached_property
     def headers(self) -> list[Header]:
         return [
-            NO_BYTES
-            if data is None
-            else self._decoding.validated(read_header(data, self._decoding.max_pixels))
-            for data in self.encoded
+            NO_BYTES if data is None else self._decoding.read_header(data) for data in self.encoded
         ]
 
     def image_bytes(self, row: int) -> memoryview | None:

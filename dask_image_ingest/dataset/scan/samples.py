@@ -29,7 +29,6 @@ from dask_image_ingest.decode import (
     Header,
     StoredHeader,
     header_of,
-    read_header,
 )
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import encoded_memory, references_of_fields, type_name
@@ -116,7 +115,7 @@ class SampleRows(ImageRows):
         )
         numbers = self.numbers.tolist()
         return [
-            self._header(number, span) if header is None else self._validated(header, number)
+            self._if_unique(header or self._header(number, span), number)
             for number, span, header in zip(numbers, self.spans, stored, strict=True)
         ]
 
@@ -268,7 +267,9 @@ class SampleRows(ImageRows):
         return [
             None
             if needs_pillow is None
-            else header_of(stored[0], StoredHeader(*stored[1:]), self._decoding.max_pixels)
+            else self._decoding.validated(
+                header_of(stored[0], StoredHeader(*stored[1:]), self._decoding.max_pixels)
+            )
             for needs_pillow, *stored in zip(measured.to_pylist(), *fields, strict=True)
         ]
 
@@ -277,8 +278,7 @@ class SampleRows(ImageRows):
             return missing_member(self._link(number, span))
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
-        content = open_member(self._content, self._index, span)
-        return self._validated(read_header(content, self._decoding.max_pixels), number)
+        return self._decoding.read_header(open_member(self._content, self._index, span))
 
     def _link(self, number: int, span: Span | None) -> str | None:
         """Why a sample has no image, if a link stands in its place that is not followed."""
@@ -286,8 +286,7 @@ class SampleRows(ImageRows):
         link = next((links[name] for name in self.extensions if name in links), None)
         return None if link is None else f"missing: its image member is {link}"
 
-    def _validated(self, header: Header, number: int) -> Header:
-        header = self._decoding.validated(header)
+    def _if_unique(self, header: Header, number: int) -> Header:
         if header.error is None and (duplicates := self._index.duplicates.get(number)):
             return header._replace(error=duplicate_error(duplicates))
         return header

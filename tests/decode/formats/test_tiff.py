@@ -13,8 +13,8 @@ import tifffile
 from corpus import save
 from PIL import Image
 
-from dask_image_ingest.decode import read_header
 from dask_image_ingest.decode.formats import BadImage
+from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.pillow import decode_with_pillow
 
 LARGEST = 10**6
