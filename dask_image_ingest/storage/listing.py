@@ -11,7 +11,7 @@ import re
 import stat
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -373,7 +373,7 @@ def common_root(
     """
     known = set(map(url_identity, files))
     roots: list[tuple[str, bool]] = []
-    for url in _targets(paths, known):
+    for url in _targets(_as_patterns(paths), lambda url: url_identity(url) in known):
         if url_identity(url) in known:
             whole = url.partition("?")[0] if is_web(url) else url
             roots.append((whole.rpartition("/")[0], False))
@@ -399,18 +399,23 @@ def searches_of(
     known = {url_identity(file.url) for file in files}
     return tuple(
         Search(url, kind)
-        for url in _targets(paths, known)
+        for url in _targets(_as_patterns(paths), lambda url: url_identity(url) in known)
         if url_identity(url) not in known and not is_pipe(url)
     )
 
 
-def _targets(paths: Any, known: Set[str]) -> Iterator[str]:
-    """Each path or URL, absolute and with its braces expanded; ``known`` are files that exist."""
-    for pattern in _as_patterns(paths):
+def _targets(patterns: Iterable[str], exists: Callable[[str], bool]) -> Iterator[str]:
+    """Each path, URL and command with its braces expanded, paths absolute.
+
+    ``exists`` tells whether there is something at a URL.
+    """
+    for pattern in patterns:
         path = None if is_pipe(pattern) else local_path(pattern)
-        absolute = pattern if path is None else os.path.abspath(os.path.expanduser(path))
-        exists = (lambda url: url_identity(url) in known) if path is None else os.path.lexists
-        yield from _expand_braces(absolute, exists)
+        if path is None:
+            yield from _expand_braces(pattern, lambda url: not is_pipe(url) and exists(url))
+        else:
+            expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
+            yield from map(os.path.abspath, expanded)
 
 
 def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKind) -> set[str]:
@@ -438,24 +443,15 @@ def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKi
 def _find(
     patterns: list[str], storage_options: dict[str, Any] | None, kind: FileKind
 ) -> list[Shard]:
-    local: list[str] = []
-    remote: list[str] = []
-    by_path: dict[str, list[Shard]] = {}
-    for pattern in patterns:
-        if is_pipe(pattern):
-            if not kind.commands:
-                raise ArgumentError(f"{shown(pattern)} is a command, which gives no {kind.name}")
-            refuse_pipes(pattern, storage_options)
-            commands = _expand_braces(pattern, lambda command: False)
-            by_path |= {command: [Shard(command, -1, "")] for command in commands}
-            continue
-        path = local_path(pattern)
-        if path is None:
-            remote += _expand_braces(pattern, lambda url: exists_remote(url, storage_options))
-        else:
-            expanded = _expand_braces(os.path.expanduser(path), os.path.lexists)
-            local += map(os.path.abspath, expanded)
+    for command in filter(is_pipe, patterns):
+        if not kind.commands:
+            raise ArgumentError(f"{shown(command)} is a command, which gives no {kind.name}")
+        refuse_pipes(command, storage_options)
+    paths = list(_targets(patterns, lambda url: exists_remote(url, storage_options)))
+    local = [path for path in paths if local_path(path) is not None and not is_pipe(path)]
+    remote = [url for url in paths if local_path(url) is None and not is_pipe(url)]
     left_out = LeftOut()
+    by_path = {command: [Shard(command, -1, "")] for command in filter(is_pipe, paths)}
     by_path |= {path: find_local(path, kind, left_out) for path in local}
     by_path |= find_remote(remote, storage_options, kind, left_out)
 

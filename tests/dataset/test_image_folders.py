@@ -11,6 +11,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 import dask_image_ingest as dii
+from dask_image_ingest.storage import searches_of
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +53,19 @@ def test_underscores_hide_nothing(tmp_path):
     for paths in ("memory://underscores/", "memory://underscores/*", "memory://underscores/**/*"):
         assert sorted(rows(paths)["__key__"]) == expected
     fs.rm("/underscores", recursive=True)
+
+
+@pytest.mark.parametrize("paths", ["{{{0}/left,{0}/right}}", "{{../left,../right}}/*"])
+def test_braces_may_hold_whole_paths(paths, tmp_path, monkeypatch):
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    names = ["left/ant/1.jpg", "left/bee/1.jpg", "right/ant/1.jpg"]
+    for name in names:
+        save(tmp_path / name)
+    paths = paths.format(tmp_path)
+    assert list(rows(paths)["__key__"]) == [name.removesuffix(".jpg") for name in names]
+    shard = f"{tmp_path}/right/ant/1.tar"  # a later read of these folders would find it
+    assert [search.first_found([shard]) for search in searches_of(paths, [])] == [None, shard]
 
 
 @pytest.mark.parametrize("where", ["{}", "{}/*", "{}/**/*.jpg", "{}/*/*.jpg", "{}/**"])
