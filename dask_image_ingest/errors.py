@@ -1,4 +1,4 @@
-"""Exceptions, one class for each condition that a caller may want to catch.
+"""Exceptions, one class for each condition that a caller may want to catch; warnings.
 
 Every class also derives from the built-in exception that plain Python would raise, so that ``except
 FileNotFoundError`` works. Each takes a finished message as its only argument, so that it survives
@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from types import FrameType
 from typing import Any
 
 from dask_image_ingest.url_secrets import without_secrets
@@ -30,6 +31,9 @@ __all__ = [
 ]
 
 _WORKER = " [worker "  # before the name of a worker in a message
+
+# Packages between a warning and the line of the user that leads to it.
+_INNER = {__name__.partition(".")[0], "dask", "distributed", "concurrent", "threading"}
 
 
 class DaskImageIngestError(Exception):
@@ -132,3 +136,14 @@ def this_worker() -> str:
         return f"{_WORKER}{get_worker().address} on {platform.node()}]"
     except ValueError:
         return ""
+
+
+def warn_user(message: str) -> None:
+    """Warn at the user's line, if it is of this thread; on a worker also in the client."""
+    from distributed.worker import warn
+
+    level = 1
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+        level, frame = level + 1, frame.f_back
+    warn(without_secrets(message), stacklevel=2 if frame is None else level)

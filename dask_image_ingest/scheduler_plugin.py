@@ -31,7 +31,7 @@ from distributed.protocol.pickle import dumps
 from distributed.scheduler import TaskGroup, TaskState
 
 from dask_image_ingest.environment import PACKAGE, Portable, environment
-from dask_image_ingest.errors import ArgumentError, ClusterError
+from dask_image_ingest.errors import ArgumentError, ClusterError, warn_user
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -336,7 +336,7 @@ async def _check_later(client: Client) -> None:
 def _warn_of(silent: list[str]) -> None:
     if silent:
         told = _sentence(f"not answered for {_PATIENCE:.0f} s", silent)
-        warnings.warn(f"{told} Tasks that it is given wait until it does", stacklevel=3)
+        warn_user(f"{told} Tasks that it is given wait until it does")
 
 
 def _refusal(client: Client, unfit: Mapping[str, str]) -> str:

@@ -31,10 +31,16 @@ from dask_image_ingest.checkpoint.query import (
 from dask_image_ingest.checkpoint.stored_frame import ReadStored, StoredFrame
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import cull
-from dask_image_ingest.dataset import files_read, searches_of_frame, warn_user
+from dask_image_ingest.dataset import files_read, searches_of_frame
 from dask_image_ingest.dataset.plan import Scan
 from dask_image_ingest.dataset.scan import Partition
-from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
+from dask_image_ingest.errors import (
+    ArgumentError,
+    ExportError,
+    ShardError,
+    ShardNotFoundError,
+    warn_user,
+)
 from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.ops import journal_owner, journaled
 from dask_image_ingest.storage import Shard, find_beside, find_shards, local_path

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import platform
-import warnings
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, Literal
@@ -19,7 +18,7 @@ from dask_image_ingest.cluster.broken_gpu import LeaveBrokenGpu
 from dask_image_ingest.cluster.messages import silence_routine
 from dask_image_ingest.cluster.warm import end_warm_up, warm_up
 from dask_image_ingest.environment import Portable, environment, versions
-from dask_image_ingest.errors import ArgumentError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError, ShardNotFoundError, warn_user
 from dask_image_ingest.frames import gpus
 from dask_image_ingest.scheduler_plugin import (
     CheckWorker,
@@ -189,9 +188,9 @@ def prepare(
         table["shards"] = table["address"].map(counts)
         errors = {str(error): a for a, error in answers.items() if isinstance(error, Exception)}
         for error, address in errors.items():
-            warnings.warn(f"{address} can't list the shards: {error}", stacklevel=2)
+            warn_user(f"{address} can't list the shards: {error}")
     for warning in _warnings(table, None if shards is None else len(shards)):
-        warnings.warn(warning, stacklevel=2)
+        warn_user(warning)
     return table
 
 

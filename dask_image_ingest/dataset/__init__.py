@@ -12,7 +12,6 @@ from dask_image_ingest.dataset.plan.alignment import install_alignment
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read, searches_of_frame
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.warning import warn_user
 
 __all__ = [
     "Frame",
@@ -26,7 +25,6 @@ __all__ = [
     "read_parquet_images",
     "read_webdataset_images",
     "searches_of_frame",
-    "warn_user",
 ]
 
 install_alignment()

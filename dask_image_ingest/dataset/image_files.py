@@ -40,9 +40,8 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
     Schema,
 )
-from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
-from dask_image_ingest.errors import ArgumentError, ShardError
+from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import (
     FileKind,

@@ -37,9 +37,8 @@ from dask_image_ingest.dataset.schema.columns import (
 )
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
 from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
-from dask_image_ingest.dataset.warning import warn_user
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
-from dask_image_ingest.errors import ArgumentError, ShardError
+from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import PARQUET, Shard, find_shards, open_parquet, searches_of

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -23,7 +22,7 @@ from dask_image_ingest.dataset.schema.columns import (
     parse_image_extensions,
 )
 from dask_image_ingest.decode import DecodeSpec, Mode
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import Backend, BackendName, choose_backend, get_backend, gpus
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
 
@@ -91,7 +90,7 @@ def checked_backend(backend: str | None, errors: Any, decode: Any) -> Backend:
     """
     chosen = get_backend(choose_backend(backend))
     if chosen.device == "gpu" and not gpus():
-        warnings.warn(NO_GPU_HERE, stacklevel=3)
+        warn_user(NO_GPU_HERE)
     check_choice("errors", errors, ("null", "raise", "drop"))
     check_flag("decode", decode)
     return chosen
@@ -206,11 +205,10 @@ def _warn_of_masks(image: ImageChoice, mode: Mode) -> None:
         texts = [name, *([members] if isinstance(members, str) else members)]
         words = {word for text in texts for word in re.split("[^a-z]+", text.lower())}
         if name != "image" and chosen == "same" and words & _MASKS:
-            warnings.warn(
+            warn_user(
                 f"the image column {name!r} is decoded as RGB, so that labels become colours, and "
                 f"a resize mixes them: if it is a mask, pass ImageColumn({members!r}, "
-                "mode='labels'); if not, mode='RGB'",
-                stacklevel=4,
+                "mode='labels'); if not, mode='RGB'"
             )
 
 

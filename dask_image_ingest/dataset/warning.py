@@ -1,15 +1,13 @@
-"""Warnings that reach the user from any process, and the warnings about shards."""
+"""Warnings about shards."""
 
 from __future__ import annotations
 
 import logging
-import warnings
 from collections.abc import Iterable, Mapping
 
-from dask_image_ingest.errors import this_worker
+from dask_image_ingest.errors import this_worker, warn_user
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.tar import LINKS, Damage, Skipped
-from dask_image_ingest.url_secrets import without_secrets
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -18,19 +16,6 @@ _warned_extensions: set[str] = set()
 
 # Folders of shards with links warned about already.
 _warned_links: set[str] = set()
-
-
-def warn_user(message: str) -> None:
-    """Warn in this process; on a cluster's worker also in the client."""
-    message = without_secrets(message)
-    try:
-        from distributed.worker import get_worker, warn
-
-        get_worker()
-    except (ImportError, ValueError):
-        warnings.warn(message, stacklevel=3)
-    else:
-        warn(message)
 
 
 def warn_of_skipped(error: Exception) -> None:

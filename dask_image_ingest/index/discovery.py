@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import warnings
 from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,7 +14,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.index.index_file import (
     IndexTable,
     ShardFacts,
@@ -40,7 +39,7 @@ from dask_image_ingest.storage import (
     open_shard,
     shard_name,
 )
-from dask_image_ingest.url_secrets import UrlHolder, without_secrets
+from dask_image_ingest.url_secrets import UrlHolder
 
 # Index files of up to so many bytes are read whole: one or two requests if remote.
 _READ_WHOLE = 4 << 20
@@ -289,12 +288,9 @@ def find_indexes(
             elif own in names:
                 indexes[shard.url] = IndexFile(index_place(shard.url, folder), shard, where is True)
     if folder is not None and not indexes:
-        warnings.warn(
-            without_secrets(
-                f"index={folder!r} holds an index of none of the {len(shards)} shards, which are "
-                "read without. write_index(..., folder=) writes indexes there"
-            ),
-            stacklevel=3,
+        warn_user(
+            f"index={folder!r} holds an index of none of the {len(shards)} shards, which are read "
+            "without. write_index(..., folder=) writes indexes there"
         )
     return indexes
 
@@ -303,7 +299,7 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
     try:
         return open_table(url, storage_options)
     except UnusableIndexError as error:
-        warnings.warn(without_secrets(f"the index {url} is not used: {error}"), stacklevel=4)
+        warn_user(f"the index {url} is not used: {error}")
     except (ShardError, ShardNotFoundError) as error:
         logger.debug("%s cannot be read: %s", url, error)
     return None

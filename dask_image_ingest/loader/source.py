@@ -29,7 +29,6 @@ from distributed.utils import offload
 
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset import warn_user
 from dask_image_ingest.dataset.plan import shard_of_partition
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
@@ -42,7 +41,7 @@ from dask_image_ingest.dataset.references import (
     with_bad_rows,
     with_draw,
 )
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import (
     MIN_SHARED_BYTES,
     backend_of,

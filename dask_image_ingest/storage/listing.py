@@ -9,7 +9,6 @@ import itertools
 import os
 import re
 import stat
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.computing import LISTED, count, listing
-from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.storage.open import refuse_special
 from dask_image_ingest.storage.patterns import (
     SHARDS,
@@ -31,7 +30,7 @@ from dask_image_ingest.storage.remote_listing import exists_remote, find_remote,
 from dask_image_ingest.storage.search import ANY_DEPTH, Search
 from dask_image_ingest.storage.shard import Shard, is_web, local_path
 from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
-from dask_image_ingest.url_secrets import url_identity, without_secrets
+from dask_image_ingest.url_secrets import url_identity
 
 # Ways to a folder through links below links: of folders that all link to each other, there are
 # more than can be walked.
@@ -463,8 +462,7 @@ def _find(
         more = f". Left out: {unread}" if unread else ""
         raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind) + more)
     if told := left_out.told("" if kind.single else _UNLISTED):
-        text = f"{shown(patterns[0])}: left out {told}. The other {kind.name}s are read"
-        warnings.warn(without_secrets(text), stacklevel=4)
+        warn_user(f"{shown(patterns[0])}: left out {told}. The other {kind.name}s are read")
     shards: dict[str, Shard] = {}
     for shard in itertools.chain.from_iterable(by_path.values()):
         first = shards.setdefault(url_identity(shard.url), shard)

@@ -165,6 +165,34 @@ def test_very_many_kinds_of_members_are_few_columns_and_the_warning_tells_what_a
     assert "a" in ddf["__key__"].compute().tolist()
 
 
+def linked_to_nothing(folder):
+    (folder / "gone.jpg").symlink_to("nowhere")
+    dii.read_images(folder, backend="pandas")
+
+
+WARNED = {
+    "left out 1 links to nothing": linked_to_nothing,
+    "'mask' is decoded as RGB": lambda f: read(f, image={"image": "jpg", "mask": "png"}),
+    "kinds of members, of which the 64": read,
+    "no member 'cls'": lambda f: read(f, components={"cls": int}),
+    "1 of 1 values of 'txt' are not int64": lambda f: read(f, components={"txt": int}).compute(),
+    "is damaged at byte": lambda f: read(f, components={"txt": str}).compute(),
+}
+
+
+@pytest.mark.parametrize("told", WARNED)
+def test_a_warning_points_at_the_line_that_led_to_it(told, tmp_path, photos):
+    members = {f"a.{number}": b"x" for number in range(100 * ("kinds" in told))}
+    encoded = photos[0].encoded
+    path = write_tar(tmp_path / "0.tar", {"a.jpg": encoded, "a.png": b"", "a.txt": b"-"} | members)
+    if "damaged" in told:
+        path.write_bytes(path.read_bytes()[:-1024] + b"no header" * 100)
+    (tmp_path / "b.jpg").write_bytes(encoded)
+    with dask.config.set(scheduler="sync"), pytest.warns(UserWarning, match=told) as caught:
+        WARNED[told](tmp_path)
+    assert {each.filename for each in caught} == {__file__}
+
+
 def test_names_with_dots_are_told_that_a_key_ends_at_the_first_dot(tmp_path, photos):
     path = write_tar(tmp_path / "0.tar", {"frame.0001.jpg": photos[0].encoded})
     with pytest.warns(UserWarning, match=r"'name.0001.jpg' is the member '0001.jpg' of 'name'"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,8 +14,8 @@ from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, known_samples
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
-from dask_image_ingest.dataset.warning import first_dot_hint, warn_user
-from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.dataset.warning import first_dot_hint
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.frames import (
     Backend,
     can_wait,
@@ -26,7 +25,7 @@ from dask_image_ingest.frames import (
 from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
 from dask_image_ingest.storage import ByteReader, Shard, is_pipe, open_late, open_shard
 from dask_image_ingest.tar import ShardIndex, index_head, read_member
-from dask_image_ingest.url_secrets import UrlHolder, without_secrets
+from dask_image_ingest.url_secrets import UrlHolder
 
 # Image headers sampled to estimate the decoded size.
 _SAMPLED_HEADERS = 256
@@ -166,12 +165,9 @@ class FirstShard:
         has = f"its members are {_listed(self.index.extensions)}"
         if seen:
             has += f"; the fields of its json are {_listed(seen)}"
-        warnings.warn(
-            without_secrets(
-                f"the first shard, {self.shard.url}, has {', '.join(unknown[:_MOST_NAMES])}; "
-                f"{has}{first_dot_hint(self.index.extensions)}. What a shard does not have is null"
-            ),
-            stacklevel=3,
+        warn_user(
+            f"the first shard, {self.shard.url}, has {', '.join(unknown[:_MOST_NAMES])}; "
+            f"{has}{first_dot_hint(self.index.extensions)}. What a shard does not have is null"
         )
 
     def _seen_fields(self, wanted: Sequence[str]) -> dict[str, None]:

@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.scan.rows import ImageRows, missing_member
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type_advice
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, Component, image_member
-from dask_image_ingest.dataset.warning import warn_of_unusable, warn_user
+from dask_image_ingest.dataset.warning import warn_of_unusable
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
     SWAPPED,
@@ -30,7 +30,7 @@ from dask_image_ingest.decode import (
     StoredHeader,
     header_of,
 )
-from dask_image_ingest.errors import PartitionTooLargeError, ShardError
+from dask_image_ingest.errors import PartitionTooLargeError, ShardError, warn_user
 from dask_image_ingest.frames import encoded_memory, references_of_fields, type_name
 from dask_image_ingest.index import (
     IndexFile,

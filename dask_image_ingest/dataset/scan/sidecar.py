@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns
 from dask_image_ingest.dataset.schema.file_columns import key_of, without_it
-from dask_image_ingest.dataset.warning import warn_user
-from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.errors import ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.storage import NotParquetError, ParquetSource
 
 

@@ -11,8 +11,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColumn
-from dask_image_ingest.dataset.warning import warn_user
-from dask_image_ingest.errors import ArgumentError, ShardError
+from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import Backend, is_list, is_text, tensor_type
 from dask_image_ingest.storage import (
     Listings,
