@@ -123,7 +123,10 @@ class LocalReader(ByteReader):
 
     def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
         """Read a range in background threads; replaces the range of an earlier call."""
-        if stop <= start or self.has_ahead(start, stop) or (buffer := memory(stop - start)) is None:
+        ahead = self._ahead
+        if stop <= start or (ahead and ahead.start <= start <= stop <= ahead.stop):
+            return
+        if (buffer := memory(stop - start)) is None:
             return
         self._end_ahead()
         self._ahead = ReadAhead(self._descriptor, start, memoryview(buffer)[: stop - start])
@@ -131,10 +134,6 @@ class LocalReader(ByteReader):
     def in_memory(self) -> memoryview:
         ahead = self._ahead
         return memoryview(b"") if ahead is None or ahead.start else ahead.ready
-
-    def has_ahead(self, start: int, stop: int) -> bool:
-        """True if a range is covered by the background read."""
-        return self._ahead is not None and self._ahead.start <= start <= stop <= self._ahead.stop
 
     def close(self) -> None:
         """Close the file."""

@@ -14,7 +14,6 @@ from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, ImageMember
 from dask_image_ingest.decode import EncodedImages, Header, Origin
-from dask_image_ingest.tar import Damage
 
 Self = TypeVar("Self", bound="ImageRows")
 
@@ -85,11 +84,6 @@ class ImageRows:
     @abstractmethod
     def headers(self) -> list[Header]:
         """The header of each image."""
-
-    @property
-    def damage(self) -> Damage | None:
-        """The damage of the shard, if there is any."""
-        return None
 
     @abstractmethod
     def image_bytes(self, row: int) -> Any:

@@ -121,6 +121,7 @@ class SampleRows(ImageRows):
 
     @property
     def damage(self) -> Damage | None:
+        """The damage of the shard, if there is any."""
         return self._index.damage
 
     @property
@@ -394,11 +395,11 @@ def open_rows(
     shard: Shard,
     index: IndexFile | None,
     options: ReadOptions,
-    components: Sequence[Component] = (),
-    sidecar: Sidecar | None = None,
-    warn: bool = True,
-    keeps_scan: bool = False,
-    whole: bool = False,
+    components: Sequence[Component],
+    sidecar: Sidecar,
+    warn: bool,
+    keeps_scan: bool,
+    whole: bool,
 ) -> Iterator[SampleRows]:
     """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
 
@@ -408,8 +409,8 @@ def open_rows(
     url, storage_options = shard.url, options.storage_options
     with ExitStack() as opened:
         stored = known_samples(opened, index, storage_options, warn)
-        if index is not None and stored is not None:
-            late = opened.enter_context(open_late(index.shard, storage_options))
+        if stored is not None:
+            late = opened.enter_context(open_late(shard, storage_options))
             yield SampleRows(url, late, stored, options, components, sidecar)
             return
         # As a lookup of this one shard tells its version, which an export compares: a listing of
@@ -453,9 +454,15 @@ def _memory_if_needed(
 
 
 def known_samples(
-    opened: ExitStack, index: IndexFile | None, storage_options: dict[str, Any] | None, warn: bool
+    opened: ExitStack,
+    index: IndexFile | None,
+    storage_options: dict[str, Any] | None,
+    warn: bool,
+    all_places: bool = False,
 ) -> StoredIndex | None:
     """The stored index of a shard, closed by ``opened``; None if there is none, or it is invalid.
+
+    With ``all_places``, also if a column of offsets or sizes is damaged.
 
     Raises
     ------
@@ -465,7 +472,10 @@ def known_samples(
     if index is None:
         return None
     try:
-        return opened.enter_context(open_stored(index, storage_options))
+        stored = opened.enter_context(open_stored(index, storage_options))
+        for extension in stored.extensions if all_places else ():
+            stored.places(extension)
+        return stored
     except (UnusableIndexError, ShardError) as error:
         give_up(index, error, warn)
     return None
