@@ -21,7 +21,12 @@ from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import ImageRows, missing_member
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type_advice
-from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, Component, image_member
+from dask_image_ingest.dataset.schema.columns import (
+    METADATA_COLUMNS,
+    Component,
+    ImageMember,
+    image_member,
+)
 from dask_image_ingest.dataset.warning import warn_of_unusable
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
@@ -399,12 +404,12 @@ def open_rows(
     sidecar: Sidecar,
     warn: bool,
     keeps_scan: bool,
-    whole: bool,
+    whole: Sequence[ImageMember],
 ) -> Iterator[SampleRows]:
     """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
 
     ``keeps_scan`` caches what a header scan finds, if each member is one range of the shard.
-    ``whole`` says that every image will be read.
+    ``whole`` are the image columns of which every image will be read.
     """
     url, storage_options = shard.url, options.storage_options
     with ExitStack() as opened:
@@ -418,7 +423,7 @@ def open_rows(
         alone = find_shards(url, storage_options)[0] if keeps_scan else None
         content = opened.enter_context(open_shard(url, storage_options, shard))
         if whole:
-            needed = functools.partial(_memory_if_needed, content, url, options, components)
+            needed = functools.partial(_memory_if_needed, content, url, whole, components)
             content.prefetch_into(0, len(content), needed)
         scanned = index_tar(content, url)
         in_memory, reader = content.in_memory(), content
@@ -434,20 +439,20 @@ def open_rows(
 def _memory_if_needed(
     content: ByteReader,
     url: str,
-    options: ReadOptions,
+    images: Sequence[ImageMember],
     components: Sequence[Component],
     nbytes: int,
 ) -> Any:
     """Memory for a whole shard; None if its first bytes show that much of it is not needed."""
     head = bytes(content[:_HEAD])
     index, _ = index_head(head, url)
-    extensions = {component.extension for component in components}
     seen = unused = 0
     for sample in index.samples:
-        image = image_member(sample, options.images[0].extensions)
+        wanted = {image_member(sample, image.extensions) for image in images}
+        wanted.update(component.extension for component in components)
         for extension, (offset, size) in sample.members.items():
             seen = max(seen, offset + size)
-            unused += 0 if extension == image or extension in extensions else size
+            unused += 0 if extension in wanted else size
     if index.sparse or seen < _LEAST_SEEN * len(head) or unused > _MOST_UNUSED * seen:
         return None
     return encoded_memory(nbytes)

@@ -32,6 +32,7 @@ from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
     Component,
     FileColumn,
+    ImageMember,
 )
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
@@ -217,8 +218,10 @@ def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
 
 def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
     decode = spec.decode
-    all_images = decode is not None and decode.steps is None and decode.limit is None
     all_rows = split.parts == 1 and not spec.filters and spec.limit is None
+    whole: Sequence[ImageMember] = ()
+    if all_rows and decode is not None and decode.steps is None and decode.limit is None:
+        whole = [_member_of(each.image, spec) for each in decode.images]
     with open_rows(
         split.shard,
         split.index,
@@ -227,7 +230,7 @@ def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
         sidecar,
         warn=not split.part,
         keeps_scan=spec.keeps_scan,
-        whole=all_images and all_rows,
+        whole=whole,
     ) as rows:
         if not split.part:  # once per shard, not once per part
             _warn(rows, spec)
@@ -289,10 +292,10 @@ def _metadata(
     return Metadata(table, rows.numbers)
 
 
-def _rows_of(image: Any, rows: ImageRows, spec: ScanSpec) -> ImageRows:
-    """The rows with the member of an image column as their image; of an only one by any name."""
+def _member_of(image: Any, spec: ScanSpec) -> ImageMember:
+    """The member of an image column; of an only one by any name."""
     members = spec.options.images
-    return rows.of(next((each for each in members if each.column == image), members[0]))
+    return next((each for each in members if each.column == image), members[0])
 
 
 def _decode_all(
@@ -300,7 +303,7 @@ def _decode_all(
 ) -> Any:
     """Decode all rows, and make the table of metadata meanwhile."""
     make_metadata = functools.cache(lambda: _metadata(rows, spec, decoded))
-    image_rows = [(each, _rows_of(each.image, rows, spec)) for each in decode.images]
+    image_rows = [(each, rows.of(_member_of(each.image, spec))) for each in decode.images]
     pixels_per_image = _decode(spec, image_rows, make_metadata)
     metadata = make_metadata()
     kept = kept_rows(pixels_per_image, decode.only)
@@ -325,7 +328,7 @@ def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, fram
     image_rows = []
     for each in decode.images:
         positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
-        image_rows.append((each, _rows_of(each.image, rows, spec).take(positions)))
+        image_rows.append((each, rows.of(_member_of(each.image, spec)).take(positions)))
     pixels_per_image = _decode(spec, image_rows)
     kept = kept_rows(pixels_per_image, decode.only)
     if kept is not None:
