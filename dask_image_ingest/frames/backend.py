@@ -63,9 +63,7 @@ class Backend(Protocol):
     def from_storage(self, table: pa.Table, meta: Any) -> Any:
         """Restore a dataframe, or some of its columns: those of ``meta``, an empty dataframe."""
 
-    def with_images(
-        self, frame: Any, pixels: Pixels, image: str = "image", error: str | None = "error"
-    ) -> Any:
+    def with_images(self, frame: Any, pixels: Pixels, image: str, error: str | None) -> Any:
         """Assign the columns of a late decode: replace them, or append them if missing.
 
         ``image`` and ``error`` are their names; no error column if ``error`` is None.

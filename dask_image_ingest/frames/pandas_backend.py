@@ -250,7 +250,7 @@ class PandasBackend:
         return frame_from_storage(table, meta)
 
     def with_images(
-        self, frame: pd.DataFrame, pixels: Pixels, image: str = "image", error: str | None = "error"
+        self, frame: pd.DataFrame, pixels: Pixels, image: str, error: str | None
     ) -> pd.DataFrame:
         errors = {} if error is None else {error: _error_array(pixels.errors)}
         return assign_columns(frame, errors | {image: _image_array(pixels)})

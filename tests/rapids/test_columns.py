@@ -55,7 +55,7 @@ def test_a_late_decode_does_not_copy_the_pixels(backend, arrays, columns, monkey
     # What is decoded goes to a GPU; how it comes into the frame is what is looked at.
     monkeypatch.setattr(backend_module, "make_frame", lambda *_: decoded)
     pixels = Pixels(np.empty(0, np.uint8), np.empty((rows, 3), np.int32), [None] * rows)
-    result = backend.with_images(frame, pixels)
+    result = backend.with_images(frame, pixels, "image", "error")
     assert host.addresses(result["image"]) == host.addresses(decoded["image"])
     assert host.addresses(result["error"]) == host.addresses(decoded["error"])
     # In the order that pandas' assign() gives.

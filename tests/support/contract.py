@@ -551,7 +551,7 @@ class BackendContract:
     def test_a_late_decode_replaces_columns_in_their_places(self, backend, frame, expected):
         pixels = self.pixels(backend, images())
         for columns in (["txt"], ["image", "txt", "error"]):
-            decoded = backend.with_images(frame[columns], pixels)
+            decoded = backend.with_images(frame[columns], pixels, "image", "error")
             behind = [name for name in ("error", "image") if name not in columns]
             assert list(decoded.columns) == columns + behind
             assert [a is None for a in decoded.images.arrays()] == [s is None for s in SHAPES]

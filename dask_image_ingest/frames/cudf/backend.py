@@ -91,11 +91,7 @@ class CudfBackend:
         return frame_from_storage(table, meta)
 
     def with_images(
-        self,
-        frame: cudf.DataFrame,
-        pixels: Pixels,
-        image: str = "image",
-        error: str | None = "error",
+        self, frame: cudf.DataFrame, pixels: Pixels, image: str, error: str | None
     ) -> cudf.DataFrame:
         error_types = {} if error is None else {error: pa.string()}
         if not len(frame):
