@@ -490,7 +490,7 @@ def _tensors() -> Any:
 
 
 @functools.cache
-def dali(gpu: bool = False) -> Any:
+def dali() -> Any:
     """DALI's modules ``fn`` and ``types``, and its class ``Pipeline``.
 
     Raises
@@ -501,9 +501,8 @@ def dali(gpu: bool = False) -> Any:
         from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
     except ImportError as error:
-        extra = "cuda12" if gpu else "cpu"
         raise MissingDependencyError(
             "decoding images needs NVIDIA DALI, which is not installed: "
-            f"pip install 'dask-image-ingest[{extra}]' ('cpu' has no GPU, 'cuda12' and 'cuda13' do)"
+            "pip install 'dask-image-ingest[cpu]' ('cpu' has no GPU, 'cuda12' and 'cuda13' do)"
         ) from error
     return fn, types, Pipeline

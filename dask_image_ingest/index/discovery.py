@@ -236,7 +236,7 @@ def find_indexes(
     shards: Sequence[Shard],
     where: Literal["auto"] | bool | str,
     storage_options: dict[str, Any] | None,
-    listings: Listings | None = None,
+    listings: Listings,
 ) -> dict[str, IndexFile]:
     """Find the index of each shard that has one; by the shard's URL.
 
@@ -264,7 +264,6 @@ def find_indexes(
         for shard in shards:
             refuse_unindexed(shard.url, f"index={where!r}")
     folder = where if isinstance(where, str) and where != "auto" else None
-    listings = {} if listings is None else listings
     indexes = {}
     for location, group in by_folder(shards) if folder is None else [(folder, shards)]:
         members = [(shard, shard_name(shard.url)) for shard in group]

@@ -49,9 +49,7 @@ _UNREAD = "files that can't be read"
 _NOT_UTF8 = "names that are not UTF-8, which no column can hold"
 
 
-def find_matches(
-    pattern: str, kind: FileKind = SHARDS, left_out: LeftOut | None = None
-) -> Iterator[str]:
+def find_matches(pattern: str, kind: FileKind, left_out: LeftOut) -> Iterator[str]:
     """The paths that match an absolute pattern, each once.
 
     Unlike :mod:`glob`, ``**`` and wildcards after it don't follow symbolic links to folders, except
@@ -67,7 +65,7 @@ def find_matches(
         (n for n in range(1, len(parts)) if not os.path.lexists("/".join(parts[: n + 1]))), 0
     )
     root, parts = "/".join(parts[:known]) or "/", parts[max(1, known) :]
-    walk = _Walk(kind, LeftOut() if left_out is None else left_out)
+    walk = _Walk(kind, left_out)
     if ANY_DEPTH not in parts:
         return _matches(walk, root, parts)
     first = parts.index(ANY_DEPTH)
@@ -226,7 +224,7 @@ def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
             yield entry.path
 
 
-def find_local(path: str, kind: FileKind = SHARDS, left_out: LeftOut | None = None) -> list[Shard]:
+def find_local(path: str, kind: FileKind, left_out: LeftOut) -> list[Shard]:
     """Find the files of a kind at an absolute path or glob; empty if there are none.
 
     Raises
@@ -235,7 +233,6 @@ def find_local(path: str, kind: FileKind = SHARDS, left_out: LeftOut | None = No
         If a folder cannot be listed, the path is a special file (pipe, device), or a disk fails.
         For `single` files without permission, and special ones, only if that is the path itself.
     """
-    left_out = LeftOut() if left_out is None else left_out
     if not is_glob(path) or os.path.lexists(path):
         return list(_files_at(path, kind, left_out, searched=kind.single))
     return [
@@ -255,9 +252,7 @@ def find_local_file(path: str) -> Shard | None:
     )
 
 
-def _files_at(
-    path: str, kind: FileKind, left_out: LeftOut, searched: bool = False
-) -> Iterator[Shard]:
+def _files_at(path: str, kind: FileKind, left_out: LeftOut, searched: bool) -> Iterator[Shard]:
     """The regular files at or below a path; special files are an error unless ``searched``."""
     try:
         status = os.stat(path)

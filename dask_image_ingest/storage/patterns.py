@@ -139,8 +139,8 @@ class LeftOut:
         count, first = self._found.get(reason, (0, path))
         self._found[reason] = count + 1, first
 
-    def told(self, only: str = "") -> str:
-        """The reasons that begin with ``only``; empty without one."""
+    def told(self, only: str) -> str:
+        """The reasons that begin with ``only``; an empty text if none does."""
         return "; ".join(
             f"{count} {reason}, such as {os.fsencode(first)!r}"
             if not is_utf8(first)

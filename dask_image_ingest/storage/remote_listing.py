@@ -8,7 +8,7 @@ from urllib.parse import unquote
 from dask_image_ingest.computing import LISTED, count
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
-from dask_image_ingest.storage.patterns import SHARDS, FileKind, LeftOut, glob_root, is_glob
+from dask_image_ingest.storage.patterns import FileKind, LeftOut, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of
 from dask_image_ingest.storage.shard import Shard, as_sent, is_web, split_url
 from dask_image_ingest.url_secrets import is_signed
@@ -28,11 +28,10 @@ Listings = dict[str, dict[str, Info]]
 def find_remote(
     urls: list[str],
     storage_options: dict[str, Any] | None,
-    kind: FileKind = SHARDS,
-    left_out: LeftOut | None = None,
+    kind: FileKind,
+    left_out: LeftOut,
 ) -> dict[str, list[Shard]]:
     """Find the files of a kind at each URL or glob; an empty list if there are none."""
-    left_out = LeftOut() if left_out is None else left_out
     shards: dict[str, list[Shard]] = {}
     for url in urls:
         head, path, tail = split_url(url)

@@ -367,8 +367,8 @@ _S3, _AZURE = frozenset({"s3", "s3a"}), frozenset({"az", "abfs", "abfss"})
 def open_remote(
     url: str,
     storage_options: dict[str, Any] | None,
-    listed: Shard | None = None,
-    head_size: int | None = None,
+    listed: Shard | None,
+    head_size: int | None,
 ) -> Iterator[ByteReader]:
     """Open a remote shard; a small one, or one without range requests, is read as a whole.
 
