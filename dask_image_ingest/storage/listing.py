@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fnmatch
 import glob
 import itertools
 import os
@@ -27,7 +26,7 @@ from dask_image_ingest.storage.patterns import (
     is_glob,
 )
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
-from dask_image_ingest.storage.search import ANY_DEPTH, Search
+from dask_image_ingest.storage.search import ANY_DEPTH, Search, fits
 from dask_image_ingest.storage.shard import Shard, is_web, local_path
 from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
 from dask_image_ingest.url_secrets import url_identity
@@ -141,12 +140,7 @@ class _Walk:
                 raise
             self._leave_out(folder, error.__cause__)
             return []
-        return [
-            entry
-            for entry in entries
-            if (part.startswith(".") or not entry.name.startswith("."))
-            and (part == ANY_DEPTH or fnmatch.fnmatch(entry.name, part))
-        ]
+        return [entry for entry in entries if fits(entry.name, part)]
 
     def _leave_out(self, folder: _Folder, error: OSError) -> None:
         if folder.path not in self._unlisted:

@@ -73,7 +73,7 @@ def _matched(names: Sequence[str], parts: Sequence[str]) -> set[int]:
     for part in parts:
         steps = set(reached) if part == ANY_DEPTH else set()
         for count in reached:
-            while count < len(names) and _fits(names[count], part):
+            while count < len(names) and fits(names[count], part):
                 count += 1
                 steps.add(count)
                 if part != ANY_DEPTH:
@@ -82,7 +82,8 @@ def _matched(names: Sequence[str], parts: Sequence[str]) -> set[int]:
     return reached
 
 
-def _fits(name: str, part: str) -> bool:
+def fits(name: str, part: str) -> bool:
+    """True if a part of a pattern matches a name; hidden ones only if it begins with a dot."""
     if name.startswith(".") and not part.startswith("."):
         return False
     return part == ANY_DEPTH or fnmatch.fnmatchcase(name, part)

@@ -66,7 +66,7 @@ def play(monkeypatch, room=2**30):
     )
     types = SimpleNamespace(UINT8=0, RGB=1, GRAY=2, INTERP_LINEAR=3)
     monkeypatch.setattr(Pipeline, "made", [])
-    monkeypatch.setattr(module, "dali", lambda gpu=False: (operators, types, Pipeline))
+    monkeypatch.setattr(module, "dali", lambda: (operators, types, Pipeline))
     for name in (module, dali, planner):
         monkeypatch.setattr(name, "current_device", lambda: 0)
     for name in (dali, planner):
