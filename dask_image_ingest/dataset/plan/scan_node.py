@@ -111,8 +111,8 @@ class Scan(Read):
     """Scans shards without decoding: image columns hold references, error columns nulls.
 
     Absorbs projections (``columns``), filters (a `Predicate`), lengths, and limits (rows of each
-    partition at most, counted after the filters). With ``keeps_scan``, tasks cache the index of
-    their shard for an export in the same task.
+    partition at most, counted after the filters). With ``hands_over``, tasks keep the index
+    of their shard for an export in the same task.
     """
 
     _parameters: ClassVar = [
@@ -120,14 +120,14 @@ class Scan(Read):
         "columns",
         "filters",
         "limit",
-        "keeps_scan",
+        "hands_over",
         "_partitions",
     ]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "limit": None,
-        "keeps_scan": False,
+        "hands_over": False,
         "_partitions": None,
     }
     _filter_passthrough = True
@@ -180,7 +180,7 @@ class Scan(Read):
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
-            keeps_scan=self.operand("keeps_scan"),
+            hands_over=self.operand("hands_over"),
         )
 
     @functools.cached_property

@@ -368,26 +368,26 @@ class SampleRows(ImageRows):
 
 
 @dataclass(frozen=True, slots=True)
-class CachedScan:
+class HandedOver:
     """The index of a scanned shard, and the shard as it was listed just before the scan."""
 
     shard: Shard
     index: ShardIndex
 
 
-_cache = threading.local()
+_of_thread = threading.local()
 
 
-def cache_scan(scan: CachedScan | None) -> None:
-    """Cache a scan for a later step of the task in this thread; replaces the one before."""
-    _cache.scan = scan
+def hand_over(index: HandedOver) -> None:
+    """Keep an index for the next step of the task in this thread, in place of an earlier one."""
+    _of_thread.index = index
 
 
-def handed_over_index() -> CachedScan | None:
-    """Take the scan cached last in this thread out of the cache."""
-    scan: CachedScan | None = getattr(_cache, "scan", None)
-    _cache.scan = None
-    return scan
+def handed_over_index() -> HandedOver | None:
+    """The index that an earlier step of the task handed over; it is given once."""
+    index: HandedOver | None = getattr(_of_thread, "index", None)
+    _of_thread.index = None
+    return index
 
 
 # A shard is read as a whole if of its first ``_HEAD`` bytes at least ``_LEAST_SEEN`` are complete
@@ -403,13 +403,13 @@ def open_rows(
     components: Sequence[Component],
     sidecar: Sidecar,
     warn: bool,
-    keeps_scan: bool,
+    hands_over: bool,
     whole: Sequence[ImageMember],
 ) -> Iterator[SampleRows]:
     """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
 
-    ``keeps_scan`` caches what a header scan finds, if each member is one range of the shard.
-    ``whole`` are the image columns of which every image will be read.
+    ``hands_over`` keeps what a header scan finds for the next step of the task, if each member is
+    one range of the shard. ``whole`` are the image columns of which every image will be read.
     """
     url, storage_options = shard.url, options.storage_options
     with ExitStack() as opened:
@@ -420,7 +420,7 @@ def open_rows(
             return
         # As a lookup of this one shard tells its version, which an export compares: a listing of
         # a folder may tell another.
-        alone = find_shards(url, storage_options)[0] if keeps_scan else None
+        alone = find_shards(url, storage_options)[0] if hands_over else None
         content = opened.enter_context(open_shard(url, storage_options, shard))
         if whole:
             needed = functools.partial(_memory_if_needed, content, url, whole, components)
@@ -433,7 +433,7 @@ def open_rows(
         is_plain = alone is not None and len(content) == alone.size and not scanned.sparse
     # Only now: closing the shard raises if it changed.
     if alone is not None and is_plain:
-        cache_scan(CachedScan(alone, scanned))
+        hand_over(HandedOver(alone, scanned))
 
 
 def _memory_if_needed(

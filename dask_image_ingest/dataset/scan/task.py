@@ -73,8 +73,8 @@ class ScanSpec:
         Extensions not warned about; None disables warnings.
     decode
         The decode in the same task. Without one, image columns hold references.
-    keeps_scan
-        Whether to cache the index of the shard for a later step of the same task, an export.
+    hands_over
+        Whether to keep the index of the shard for a later step of the same task, an export.
     version
         Version of this package in the process that made the task.
     """
@@ -88,7 +88,7 @@ class ScanSpec:
     errors: frozenset[str]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
-    keeps_scan: bool = False
+    hands_over: bool = False
     version: str = field(default_factory=own_version)
 
 
@@ -229,7 +229,7 @@ def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
         spec.components,
         sidecar,
         warn=not split.part,
-        keeps_scan=spec.keeps_scan,
+        hands_over=spec.hands_over,
         whole=whole,
     ) as rows:
         if not split.part:  # once per shard, not once per part

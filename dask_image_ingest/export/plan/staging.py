@@ -120,7 +120,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     staging = partial(_stage_partition, context=context)
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame({name: pd.array([], dtype=_BYTES) for name in ("rows", "located")})
-        frame = _keeping_scans(frame)
+        frame = _handing_over(frame)
         staged = frame.map_partitions(staging, meta=meta, enforce_metadata=False)
         # Optimized here, since `dask.compute` would not fuse reads with what follows them.
         (parts,) = compute(staged.optimize())
@@ -145,11 +145,11 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     return StagedRows(rows.replace_schema_metadata(None), schema, cache)
 
 
-def _keeping_scans(frame: Any) -> Any:
+def _handing_over(frame: Any) -> Any:
     """A frame whose reads keep the scanned index for the next step of their task."""
     expr = frame.expr
     for read in expr.find_operations(ScanShards):
-        expr = expr.substitute(read, read.substitute_parameters({"keeps_scan": True}))
+        expr = expr.substitute(read, read.substitute_parameters({"hands_over": True}))
     return new_collection(expr)
 
 
