@@ -79,7 +79,8 @@ def test_types_that_cudf_has_none_for_are_those_that_say_the_same(
 @pytest.mark.parametrize("type_", REFUSED)
 def test_other_types_are_refused_by_the_name_of_their_column(backend, type_):
     assert not backend.holds(type_)
-    with pytest.raises(dii.ArgumentError, match=rf"'when'.*{re.escape(str(type_))}.*pandas"):
+    named = str(type_).replace("list<item: ", "list<")
+    with pytest.raises(dii.ArgumentError, match=rf"'when'.*{re.escape(named)}.*pandas"):
         backend.meta({"n": pa.int64(), "when": type_})
     with pytest.raises(dii.ArgumentError, match="'when'"):
         backend.frame(pa.table({"when": pa.nulls(2, type_)}), np.arange(2), None)
