@@ -374,11 +374,12 @@ def test_a_reloaded_module_takes_effect_in_new_queries(shards, written):
 @pytest.mark.slow
 def test_a_worker_that_has_the_old_module_says_so(shards, written, tmp_path):
     pytest.importorskip("nvidia.dali", reason="nothing is decoded without DALI")
+    # Before the scheduler starts: it may not see a file that comes just after it has looked.
+    module = written("blank", BLANK.format(value=1))
     started = HandStarted(tmp_path / "cluster", PYTHONDONTWRITEBYTECODE="1")
     with started as cluster, dask.config.set(scheduler=None):
         worker = cluster.worker("--no-nanny")
         with cluster.client(1) as client:
-            module = written("blank", BLANK.format(value=1))
             check(client.compute(read(shards[:1], module)).result(SECONDS), 1)
             module = written("blank", BLANK.format(value=2))
             # Of both functions; the worker refuses whichever it comes to first.
