@@ -192,7 +192,7 @@ def test_tasks_can_be_sent_with_their_predicates(ddf):
 def test_it_can_be_seen(ddf, capsys):
     ddf[area(ddf) > 40_000].optimize(fuse=False).pprint()
     shown = capsys.readouterr().out
-    assert "decode='image' after=Filter(" in shown
+    assert "decode='image' steps=Filter(" in shown
     assert "rows['height'] * rows['width'] > 40000" in shown
     with dask.config.set({"image-ingest.decode-late": False}):
         ddf[area(ddf) > 40_000].optimize(fuse=False).pprint()
