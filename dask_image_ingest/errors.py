@@ -33,7 +33,10 @@ __all__ = [
 _WORKER = " [worker "  # before the name of a worker in a message
 
 # Packages between a warning and the line of the user that leads to it.
-_INNER = {__name__.partition(".")[0], "dask", "distributed", "concurrent", "threading"}
+_INNER = {
+    *(__name__.partition(".")[0], "dask", "distributed", "tornado"),
+    *("asyncio", "concurrent", "contextlib", "functools", "threading"),
+}
 
 
 class DaskImageIngestError(Exception):
@@ -144,6 +147,6 @@ def warn_user(message: str) -> None:
 
     level = 1
     frame: FrameType | None = sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _INNER:
+    while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _INNER:
         level, frame = level + 1, frame.f_back
     warn(without_secrets(message), stacklevel=2 if frame is None else level)

@@ -241,11 +241,13 @@ def test_lazy_and_eager_frames_give_the_same_columns(ddf):
     assert computed.dtypes.to_dict() == lazy[added].dtypes.to_dict()
 
 
-def test_issues_bring_the_signals_that_they_use_and_no_others(ddf):
-    used = ["dark", "light", "sharpness", "entropy", "grayscale", "aspect", "area"]
-    found = find_issues(ddf).columns
-    assert {name for name in found if name.startswith("quality.")} == {f"quality.{n}" for n in used}
+def test_issues_bring_all_signals_but_a_blur_that_none_uses(ddf):
+    found = [name for name in find_issues(ddf).columns if name.startswith("quality.")]
+    assert sorted([*found, "quality.blur"]) == sorted(COLUMNS)
     assert set(find_issues(measure_quality(ddf)).columns) > set(COLUMNS)
+    # A signal of its own is enough for a frame without images.
+    alone = ddf[["__key__"]].compute().assign(**{"quality.blur": 0.5})
+    assert find_issues(alone).equals(alone)
 
 
 def test_signals_that_are_missing_are_made_and_none_is_dropped(ddf):

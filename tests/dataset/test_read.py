@@ -170,12 +170,19 @@ def linked_to_nothing(folder):
     dii.read_images(folder, backend="pandas")
 
 
+def of_a_damaged_index(folder):
+    dii.write_index(str(folder / "0.tar"))
+    (folder / "0.tar.index.parquet").write_bytes(b"PAR1 no index PAR1")
+    read(folder)
+
+
 WARNED = {
     "left out 1 links to nothing": linked_to_nothing,
     "'mask' is decoded as RGB": lambda f: read(f, image={"image": "jpg", "mask": "png"}),
     "kinds of members, of which the 64": read,
     "no member 'cls'": lambda f: read(f, components={"cls": int}),
     "1 of 1 values of 'txt' are not int64": lambda f: read(f, components={"txt": int}).compute(),
+    "is not used": of_a_damaged_index,
     "is damaged at byte": lambda f: read(f, components={"txt": str}).compute(),
 }
 
