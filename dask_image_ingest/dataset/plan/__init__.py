@@ -3,16 +3,8 @@
 In: a query. Out: a scan with columns, filters and limits; lineage and alignment of partitions.
 """
 
-from dask_image_ingest.dataset.plan.base_nodes import (
-    ImageNode,
-    KeepsResults,
-    PreservesRows,
-    Read,
-)
-from dask_image_ingest.dataset.plan.computed_columns import (
-    AppendsColumns,
-    MapColumns,
-)
+from dask_image_ingest.dataset.plan.base_nodes import ImageNode, KeepsResults, PreservesRows, Read
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, MapColumns
 from dask_image_ingest.dataset.plan.lineage import (
     Change,
     backtrack,

@@ -3,19 +3,9 @@
 In: a shard and a `ScanSpec`. Out: metadata and references, or pixels. Start reading at ``task.py``.
 """
 
-from dask_image_ingest.dataset.scan.decode_rows import (
-    ColumnDecode,
-    NoPixels,
-)
-from dask_image_ingest.dataset.scan.partitioning import (
-    Partition,
-    ShardSplit,
-    unversioned,
-)
-from dask_image_ingest.dataset.scan.samples import (
-    SampleRows,
-    handed_over_index,
-)
+from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
+from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit, unversioned
+from dask_image_ingest.dataset.scan.samples import SampleRows, handed_over_index
 
 __all__ = [
     "ColumnDecode",

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, ImageMember
-from dask_image_ingest.decode import EncodedImages, Header, Origin
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 
 Self = TypeVar("Self", bound="ImageRows")
 
@@ -53,8 +53,6 @@ class ImageRows:
         The shard or file.
     numbers
         Numbers of the rows in it; shape (n,), int64.
-    extensions
-        Member extensions (or the parquet column) of the image, in order of preference.
     """
 
     #: Cached properties with a value per row, which ``take`` carries over.
@@ -65,8 +63,7 @@ class ImageRows:
     def __init__(self, url: str, count: int, options: ReadOptions) -> None:
         self.url = url
         self.numbers = np.arange(count)
-        self._first, *others = options.images
-        self.extensions, self._decoding = self._first.extensions, self._first.decoding
+        self._member, *others = options.images
         #: Header column ("mask.height") → the further image column that it describes.
         self._fields = {f: each for each in others for f in each.fields()}
         #: Views made by `of`, by image column.
@@ -74,6 +71,15 @@ class ImageRows:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @property
+    def extensions(self) -> tuple[str, ...]:
+        """Member extensions (or the parquet column) of the image, in order of preference."""
+        return self._member.extensions
+
+    @property
+    def _decoding(self) -> DecodeSpec:
+        return self._member.decoding
 
     @property
     @abstractmethod
@@ -110,13 +116,12 @@ class ImageRows:
 
     def of(self: Self, member: ImageMember) -> Self:
         """A view of the same rows with the member of an image column as their image."""
-        if member.column == self._first.column:
+        if member.column == self._member.column:
             return self
         rows: Self | None = self._others.get(member.column)
         if rows is None:
             rows = copy.copy(self)
-            rows._first = member
-            rows.extensions, rows._decoding = member.extensions, member.decoding
+            rows._member = member
             rows._fields, rows._others = {}, {}
             for name in self.of_image & rows.__dict__.keys():
                 del rows.__dict__[name]
