@@ -39,7 +39,7 @@ from dask_image_ingest.storage.output.swap import (
     replacement_of,
     swap,
 )
-from dask_image_ingest.storage.shard import local_path
+from dask_image_ingest.storage.shard import as_folder, local_path
 
 __all__ = [
     "CHECKPOINT_ADVICE",
@@ -69,7 +69,7 @@ __all__ = [
 def open_output(
     folder: str, advice: WriteAdvice, storage_options: dict[str, Any] | None
 ) -> OutputStore:
-    """The output store at a path or URL.
+    """The output store at a path or URL, which may end with a slash.
 
     Raises
     ------
@@ -81,4 +81,4 @@ def open_output(
         return LocalStore(os.path.abspath(os.path.expanduser(local)), advice)
     if "::" in folder:
         raise ArgumentError(f"{folder!r} is a chain of file systems, which is read and not written")
-    return RemoteStore(folder.rstrip("/"), storage_options, advice)
+    return RemoteStore(as_folder(folder), storage_options, advice)

@@ -21,7 +21,7 @@ from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import STAGING, OutputStore
 from dask_image_ingest.storage.search import Search
-from dask_image_ingest.storage.shard import identities
+from dask_image_ingest.storage.shard import identities, start_of
 
 
 def refuse_sources(
@@ -57,7 +57,7 @@ def refuse_sources(
     written = tuple(written)
     folders: dict[str, str] = {}
     targets = set().union(*(identities(url, folders) for url in written))
-    whole = [] if folder is None else [(*i[:2], f"{i[2].rstrip('/')}/") for i in identities(folder)]
+    whole = [] if folder is None else [start_of(each) for each in identities(folder)]
     for source in sorted(sources):
         for kind, host, path in identities(source, folders):
             if (kind, host, path) in targets:

@@ -10,9 +10,10 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
-from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors
+from dask_image_ingest.storage.fsspec_compat import translate_errors
 from dask_image_ingest.storage.remote.fetch import Head, Retries, RetryableError, call_with_retry
 from dask_image_ingest.storage.settings import configured_settings
+from dask_image_ingest.storage.shard import FileSystem
 
 # Keys holding a file's version, most reliable first: hashes of its content, then times.
 _VERSIONS = (
