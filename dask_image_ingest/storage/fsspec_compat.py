@@ -163,6 +163,14 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
 Info = dict[str, Any]
 
 
+def info_of(fs: FileSystem, path: str) -> Info:
+    """Info of a file or folder, as fsspec has it."""
+    if "//" in path and "://" not in path:
+        fs.invalidate_cache()  # gcsfs looks for a//b in its listing of a
+    info: Info = fs.info(path)
+    return info
+
+
 def name_below(folder: str, path: str) -> str | None:
     """The part of a listed path below a folder; None if it is not there.
 

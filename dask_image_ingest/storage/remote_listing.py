@@ -12,6 +12,7 @@ from dask_image_ingest.storage.fsspec_compat import (
     entries_in,
     file_system,
     find_below,
+    info_of,
     name_below,
 )
 from dask_image_ingest.storage.patterns import FileKind, LeftOut, glob_root, is_glob
@@ -188,7 +189,7 @@ def _search(
     search = Search(url, kind)
     parts = search.split()[1]
     # fsspec's globs find no keys with empty parts.
-    has_empty = is_object_store(url) and not {ANY_DEPTH, ""}.isdisjoint(parts)
+    has_empty = is_object_store(url) and ("//" in path or ANY_DEPTH in parts)
     try:
         if folder or has_empty:
             entries = call_fsspec(url, find_below, fs, fs_root)
@@ -243,7 +244,7 @@ def _infos(
 
 def _info(fs: FileSystem, path: str, url: str, beside: bool = False) -> Info | None:
     try:
-        info: Info = call_fsspec(url, fs.info, path)
+        info: Info = call_fsspec(url, info_of, fs, path)
     except ShardNotFoundError:
         return None
     except ShardError:

@@ -73,7 +73,7 @@ def as_folder(url: str) -> str:
 
 
 def whole_key(fs: type[FileSystem] | FileSystem, url: str, path: str) -> str:
-    """The path that fsspec gives for a URL, with the slashes at its end, which fsspec drops.
+    """The path that fsspec gives for a URL, with all slashes at its end, which fsspec may drop.
 
     Only of object stores: elsewhere they mean nothing.
     """
@@ -81,7 +81,7 @@ def whole_key(fs: type[FileSystem] | FileSystem, url: str, path: str) -> str:
     if OBJECT_STORES.isdisjoint(protocols):
         return path
     key = split_url(url)[1]
-    return path + key[len(key.rstrip("/")) :]
+    return path.rstrip("/") + key[len(key.rstrip("/")) :]
 
 
 def as_sent(url: str) -> str:

@@ -148,6 +148,7 @@ class RemoteStore:
 
     def remove(self, names: Iterable[str]) -> None:
         with translate_write_errors(self.url, self.advice, anything=True):
+            self._fs.invalidate_cache()
             existing = [path for path in map(self._path, names) if self._fs.exists(path)]
             if existing:
                 self._fs.rm(existing)
