@@ -6,11 +6,12 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BufferedRandom
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -103,6 +104,15 @@ class OutputStore(Protocol):
 
     def remove_empty_staging(self) -> None:
         """Remove the folder of unfinished files, unless another process is writing there."""
+
+
+def parsed(content: bytes | None) -> dict[str, Any]:
+    """A small file's JSON object; empty if there is no file, or anything else in it."""
+    try:
+        found = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 @contextmanager
