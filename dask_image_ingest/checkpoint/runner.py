@@ -321,7 +321,7 @@ def _compute_and_store(task: _Task, context: _Context) -> PartitionFile | str:
             f"{context.columns}: is the meta= of its functions right?"
         )
     table = with_urls(backend_of(frame).to_storage(frame), url_identity)
-    with context.output.scratch() as file:
+    with context.output.scratch(task.name) as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=len(table) or None)
         context.output.commit(
             file, task.name, partial(refuse_other_run, context.output, context.run)

@@ -69,7 +69,7 @@ class RemoteStore:
         raise NotImplementedError(f"{self.locate(name)}: object stores have no appends")
 
     @contextmanager
-    def scratch(self) -> Iterator[BufferedRandom]:
+    def scratch(self, name: str = "") -> Iterator[BufferedRandom]:
         """An unnamed local file, which vanishes with the process."""
         folder = dask.config.get("temporary-directory", None)
         where = f"a temporary file in {folder or tempfile.gettempdir()}"

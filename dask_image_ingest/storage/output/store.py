@@ -41,6 +41,8 @@ INDEX_ADVICE = WriteAdvice(
     "pass folder= to have the indexes elsewhere",
 )
 
+PAGE_ADVICE = WriteAdvice("write the page again", "choose another folder for the page")
+
 
 class OutputStore(Protocol):
     """An output folder. Names of files are relative paths, with slashes."""
@@ -69,8 +71,8 @@ class OutputStore(Protocol):
     def append(self, name: str, content: bytes) -> None:
         """Append to a file, which is created if there is none; survives a kill of the process."""
 
-    def scratch(self) -> AbstractContextManager[BufferedRandom]:
-        """A temporary file, deleted on exit unless committed."""
+    def scratch(self, name: str = "") -> AbstractContextManager[BufferedRandom]:
+        """A temporary file for a file of this name, deleted on exit unless committed."""
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         """Move a complete scratch file to its final name; calls ``check`` right before."""
