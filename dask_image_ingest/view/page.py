@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import os
-import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from html import escape
 from os import PathLike
-from pathlib import Path
 
-from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage.output import PAGE_ADVICE, open_output, translate_write_errors
 
 STYLE = """
 .dii-sheet { display: grid; gap: 14px; align-items: start;
@@ -86,20 +85,14 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
         If the file cannot be written.
     """
     refuse_no_page(path)
-    folder, name = os.path.split(os.fspath(path))
-    temporary = Path(folder, f".{name[:200]}.{uuid.uuid4().hex}.part")
+    folder, name = os.path.split(os.path.abspath(path))
+    with translate_write_errors(os.fspath(path), PAGE_ADVICE):
+        os.stat(folder)  # none is made: its name may be misspelt
+    output = open_output(folder, PAGE_ADVICE, None)
     try:
-        try:
-            temporary.touch(exist_ok=False)  # exclusively: follows no link
-            temporary.write_text(html, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ExportError(
-            f"{os.fspath(path)} cannot be written: {error.strerror or error}. Make room there, or "
-            "write it elsewhere"
-        ) from error
+        output.put(name, html.encode())
+    finally:
+        output.remove_empty_staging()
 
 
 def refuse_no_page(path: str | os.PathLike[str]) -> None:

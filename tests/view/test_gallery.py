@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import errno
 import re
+import resource
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import dask.dataframe as dd
 import numpy as np
@@ -15,13 +14,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counted import work  # noqa: F401  a fixture
+from dying import dies, moments
 from html_page import EVIL, Page, write_bad_photos
 from photo_shards import write_photo_shards
 from PIL import Image
+from witnesses import contents
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
 from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.view import write_page
 from dask_image_ingest.view.gallery import count_headers, histograms
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -219,18 +221,35 @@ def test_a_shard_is_not_overwritten(kind, shards, tmp_path):
     with pytest.raises(ArgumentError, match=r"the frame reads .*: write the page to another file"):
         dii.gallery(ddf.compute() if kind == "computed" else ddf, target)
     assert target.read_bytes() == before
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("_staging"))
 
 
-def test_a_page_that_cannot_be_written_leaves_nothing(ddf, tmp_path, monkeypatch):
-    def full(self, text, **_):
-        self.write_bytes(b"cut short")
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_page_that_cannot_be_written_leaves_what_was_there(ddf, tmp_path):
+    page = tmp_path / "out.html"
+    dii.gallery(ddf, page, n=1)
+    before = page.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, limit[1]))
+        with pytest.raises(ExportError, match=r"out\.html cannot be written: File too large"):
+            dii.gallery(ddf, page, n=24)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+    assert page.read_bytes() == before
+    with pytest.raises(ExportError, match=r"no_folder/out\.html cannot be written: No such file"):
+        dii.gallery(ddf, tmp_path / "no_folder" / "out.html", n=1)
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ExportError, match=r"out\.html cannot be written: No space left on device"):
-        dii.gallery(ddf, tmp_path / "out.html", n=1)
-    assert not list(tmp_path.iterdir())
+
+def test_the_next_page_removes_what_killed_ones_left(tmp_path):
+    page = tmp_path / "out.html"
+    for moment in moments(lambda: write_page(page, "<!doctype html>1")):
+        write_page(page, "<!doctype html>1")
+        assert dies(moment, lambda: write_page(page, "<!doctype html>2"))
+        assert page.read_text() in ("<!doctype html>1", "<!doctype html>2"), moment
+        write_page(page, "<!doctype html>3")
+        assert contents(tmp_path).keys() == {"out.html"}, moment
+        assert page.read_text() == "<!doctype html>3"
 
 
 @pytest.mark.parametrize(
