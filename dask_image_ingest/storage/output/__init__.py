@@ -24,6 +24,7 @@ from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
     EXPORT_ADVICE,
+    HASHES_ADVICE,
     INDEX_ADVICE,
     PARQUET_ADVICE,
     STAGING,
@@ -44,6 +45,7 @@ from dask_image_ingest.storage.shard import local_path
 __all__ = [
     "CHECKPOINT_ADVICE",
     "EXPORT_ADVICE",
+    "HASHES_ADVICE",
     "INDEX_ADVICE",
     "JOURNAL",
     "LOCK",
