@@ -73,6 +73,7 @@ _CHART_STYLE = """
 """
 
 _WIDTH, _HEIGHT = 320, 150
+_BARS = 8
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
@@ -160,9 +161,11 @@ def columns_chart(
 
 
 def bars_chart(title: str, note: str, counts: Mapping[str, int], kind: str = "") -> str:
-    """Bar chart of the eight largest counts, the longest bar first."""
-    most = max(counts.values(), default=0)
-    ordered = sorted(counts.items(), key=lambda item: -item[1])[:8]
+    """Bar chart, the longest bar first; of more than eight counts, the smallest are one bar."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    if rest := ordered[_BARS - 1 :] if len(ordered) > _BARS else []:
+        ordered[_BARS - 1 :] = [(f"{len(rest)} others", sum(count for _, count in rest))]
+    most = max((count for _, count in ordered), default=0)
     elements = []
     for number, (label, count) in enumerate(ordered):
         y = number * 22
