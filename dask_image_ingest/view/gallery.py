@@ -19,8 +19,6 @@ from dask_image_ingest.arguments import (
     check_frame,
     check_path,
     check_storage_options,
-    is_utf8,
-    shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
@@ -39,6 +37,7 @@ from dask_image_ingest.storage.output import refuse_sources
 from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,
+    check_title,
     columns_chart,
     refuse_no_page,
 )
@@ -118,8 +117,7 @@ def gallery(
         check_path("path", path)
     check_flag("decode", decode)
     storage_options = check_storage_options(storage_options)
-    if title is not None and not (isinstance(title, str) and is_utf8(title)):
-        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
+    check_title(title)
     if path is not None:
         refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from html import escape
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
+from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError, ExportError
 
 STYLE = """
@@ -127,6 +129,12 @@ def page(title: str, body: str, style: str = "") -> str:
         f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{_CHART_STYLE}{style}</style></head>"
         f"<body>{body}</body></html>\n"
     )
+
+
+def check_title(title: Any) -> None:
+    """Refuse a title that is no text."""
+    if title is not None and not (isinstance(title, str) and is_utf8(title)):
+        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
 
 
 def columns_chart(
@@ -249,6 +257,7 @@ class Thumbnails:
 
     def save(self, path: str | PathLike[str], title: str | None = None) -> None:
         """Write the sheet as an HTML page that needs no other file; ``title`` is its heading."""
+        check_title(title)
         heading = "" if title is None else f"<h1>{escape(title)}</h1>"
         write_page(path, page(title or "Images", heading + self._above + self.html()))
 
@@ -260,7 +269,7 @@ class Card:
     jpeg: bytes | None
     shape: tuple[int, int] | None  # to show the JPEG at: height, width
     error: str | None
-    texts: dict[str, str]  # by column; the first is the title
+    texts: dict[Any, str]  # by column; the first is the title
     facts: str  # size and format, in words
 
     def html(self) -> str:
@@ -291,8 +300,8 @@ class Card:
         )
 
 
-def _text(name: str, text: str) -> str:
-    label = f'<span class="dii-name">{escape(name)}</span>'
+def _text(name: Any, text: str) -> str:
+    label = f'<span class="dii-name">{escape(str(name))}</span>'
     if len(text) <= _FOLDED:
         return f'<span class="dii-text">{label} {escape(text)}</span>'
     return (

@@ -188,9 +188,14 @@ def _cards(
         if array is not None and labels is not None:
             arrays[row] = overlay_labels(array, backend.host(labels))
     names = list(dict.fromkeys([*texts, *facts, *(["error"] if "error" in rows.columns else [])]))
-    records = backend.to_arrow(rows[names]).to_pylist() if names else [{}] * len(arrays)
+    values = []
+    if names:
+        table = rows[names]
+        table.columns = list(map(str, range(len(names))))  # Arrow takes no other names than texts
+        values = [column.to_pylist() for column in backend.to_arrow(table).columns]
     cards = []
-    for array, record in zip(arrays, records, strict=True):
+    for row, array in enumerate(arrays):
+        record = {name: column[row] for name, column in zip(names, values, strict=True)}
         facts_of_image = {name: record.get(image_field(image, name)) for name in _HEADER}
         error = record.get(image_field(image, "error")) or record.get("error")
         texts_of_row = {name: without_secrets(_value_text(record[name])) for name in texts}

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import dask.dataframe as dd
@@ -52,6 +53,23 @@ def test_what_comes_from_the_web_is_shown_and_not_believed(bad, tmp_path):
     assert EVIL in page.text
     assert 'a<b>"&amp;onclick=x' in page.text
     assert EVIL not in html
+
+
+def test_names_of_columns_are_escaped_and_need_not_be_texts(ddf, tmp_path):
+    frame = ddf.compute().rename(columns={"txt": 0, "cls": ("a", 1), "json": EVIL, "image": "</p>"})
+    sheet = dii.gallery(frame, tmp_path / "out.html", 3, columns=["__key__", 0, ("a", 1), EVIL])
+    for html in ((tmp_path / "out.html").read_text(), sheet._repr_html_()):
+        page = Page(html)
+        assert "script" not in page.tags
+        assert {name for _, name, _ in page.attributes if name.startswith("on")} == set()
+        assert page.text.count(EVIL) == page.text.count("('a', 1)") == 3
+    first = dii.gallery(frame, n=1, columns=[("a", 1)]).cards[0]
+    assert Page(first.html()).text.startswith(str(frame[("a", 1)].iloc[0]))
+    for title in (3, "\udcff", b"a"):
+        for write in (partial(dii.gallery, ddf), ddf.images.show(1).save):
+            with pytest.raises(ArgumentError, match=r"title=.*: pass a text, or None"):
+                write(tmp_path / "none.html", title=title)
+    assert not (tmp_path / "none.html").exists()
 
 
 class TestGallery:
