@@ -21,6 +21,7 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     PreservesRows,
     QueryMask,
     Read,
+    RowsAt,
     TotalQueryMask,
     is_optimized,
     used_by,
@@ -132,8 +133,8 @@ class MapColumns(AppendsColumns, PreservesRows):
 #: Operations that keep rows by their values.
 FILTERS = (dx.Filter, dx.Loc, dx.DropnaFrame, dx.Query)
 
-# Operations that compute each row from that row of their operands.
-_ROW_WISE = (*SAME_ROWS, *RENAMES, *ELEMENTWISE, dx.Drop, dx.Index, dx._DeepCopy)
+# Operations that compute each row from that row of their operands, or from its position.
+_ROW_WISE = (*SAME_ROWS, *RENAMES, *ELEMENTWISE, RowsAt, dx.Drop, dx.Index, dx._DeepCopy)
 
 
 def filter_first(top: dx.Expr, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:

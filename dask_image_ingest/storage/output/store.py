@@ -36,6 +36,7 @@ class WriteAdvice:
 EXPORT_ADVICE = WriteAdvice("run it again, to_webdataset() with resume=True")
 CHECKPOINT_ADVICE = WriteAdvice("run it again, checkpoint() goes on where it stopped")
 PARQUET_ADVICE = WriteAdvice("run it again, to_parquet_images() with overwrite=True")
+HASHES_ADVICE = WriteAdvice("run it again")
 INDEX_ADVICE = WriteAdvice(
     "run it again, write_index() goes on where it stopped",
     "pass folder= to have the indexes elsewhere",
