@@ -181,6 +181,9 @@ def _moved(parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if not dx.are_co_aligned(tree.foot, on_foot):
             return None
         filtered = _filtered(tree.foot, on_foot)
+        computes = any(isinstance(node, AppendsColumns) for node in tree.nodes.values())
+        if not computes and filtered._name == dx.Filter(tree.foot, on_foot)._name:
+            return None  # it would stay above the decode, where projections go below it again
         result = tree.over(filtered, top)
         if above:
             result = dx.Filter(result, tree.over(filtered, functools.reduce(dx.And, above)))
