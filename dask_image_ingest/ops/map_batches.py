@@ -38,6 +38,7 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
+from dask_image_ingest.texts import error_text
 from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
@@ -82,7 +83,7 @@ def call_once(
         raise
     except BaseException as error:
         raise FunctionError(
-            f"{called_by}: {model.name} fails for {what}: {type(error).__name__}: {error}"
+            f"{called_by}: {model.name} fails for {what}: {error_text(error)}"
         ) from error
 
 
@@ -143,8 +144,7 @@ class BatchFunction:
             raise
         except BaseException as error:
             raise FunctionError(
-                f"{self.called_by}: {self.name} can't be instantiated: "
-                f"{type(error).__name__}: {error}"
+                f"{self.called_by}: {self.name} can't be instantiated: {error_text(error)}"
             ) from error
 
     def failure(
@@ -154,15 +154,12 @@ class BatchFunction:
         one_of = "one of " if len(rows) > 1 else ""
         which = f"{one_of}{_rows_text(frame, rows, self.noun)}"
         return FunctionError(
-            f"{self.called_by}: {self.name} fails for {which}: {type(error).__name__}: "
-            f"{error}{tries}"
+            f"{self.called_by}: {self.name} fails for {which}: {error_text(error)}{tries}"
         )
 
     def reason(self, error: BaseException) -> str:
         """Reason in the column `error` of a row for which a call fails."""
-        text = f"{type(error).__name__}: {error}"
-        if isinstance(error, ResultError):
-            text = f"gave {error.gave}"
+        text = f"gave {error.gave}" if isinstance(error, ResultError) else error_text(error)
         return without_secrets(f"function-failed: {self.name}: {text}")
 
     def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
@@ -555,7 +552,7 @@ def may_be_of_a_row(error: BaseException) -> bool:
     for each in causes(error):
         if isinstance(each, (MemoryError, ImportError, FunctionError)):
             return False
-        if any(text in str(each) for text in _TEXTS):
+        if any(text in error_text(each) for text in _TEXTS):
             return False
         if not _GPU_ERRORS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
             return False

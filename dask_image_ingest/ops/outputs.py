@@ -27,7 +27,7 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
-from dask_image_ingest.ops.arrow_rows import ResultError, arrow_rows
+from dask_image_ingest.ops.arrow_rows import ResultError, arrow_rows, storable_values
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -245,7 +245,7 @@ def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
         raise ResultError(
             f"{shown(values)} as {name!r}", f": give a list of {kind}, one for each image"
         )
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    values = storable_values(values.tolist() if hasattr(values, "tolist") else list(values))
     if not _have_type(values, type_):
         other = next(value for value in values if not _have_type([value], type_))
         raise ResultError(
