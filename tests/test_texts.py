@@ -1,4 +1,4 @@
-"""Texts from outside, of exceptions and models, reach columns, logs and files whatever they hold."""
+"""Texts of exceptions and models reach columns, logs and files, whatever is in them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_messages_and_answers_that_are_no_utf_8_cost_no_other_row(ddf, tmp_path,
     mapped = getattr(ddf.images, verb)(function, {"o": "string"}, inputs=["__key__"], errors="null")
     with caplog.at_level(logging.WARNING, "dask_image_ingest"):
         stored = dii.checkpoint(mapped, str(tmp_path / "out"), version="1")
-    made = parquet.read_table(sorted((tmp_path / "out").glob("*.parquet"))[0]).to_pandas()
+    made = parquet.read_table(min((tmp_path / "out").glob("*.parquet"))).to_pandas()
     assert made["o"].tolist()[:3] == [rf"000{n} A dog \ud83d" for n in range(3)]
     assert made["o"].isna().tolist() == [False] * 3 + [True] * 4 + [False]
     reasons = [reason.partition(r"refuse\udce9: ")[2] for reason in made["error"].dropna()]

@@ -379,12 +379,12 @@ class RowMap(BatchMap):
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         if batches:
             for number, (name, type_) in enumerate(self.outputs.items()):
-                column = pa.concat_arrays([batch.column(number) for batch in batches])
+                rows = [batch.column(number) for batch in batches]
                 if type_ == IMAGE:
-                    results[name] = [[_image(file) for file in column.to_pylist()]]
+                    results[name] = [[_image(row[0].as_py())] for row in rows]
                 else:
                     is_plain = pa.types.is_string(type_) or pa.types.is_binary(type_)
-                    results[name] = [column.to_pylist() if is_plain else column]
+                    results[name] = [row.to_pylist() for row in rows] if is_plain else rows
         return results
 
 

@@ -147,8 +147,25 @@ def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Back
             part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_, cast)
             for part in parts
         ]
-        return pa.concat_arrays(arrays), type_
+        return _concatenated(arrays), type_
     return backend.numpy.concatenate(parts), type_
+
+
+# A chunk of an Arrow column holds no more bytes of strings, by its 32-bit offsets.
+_MOST_BYTES = 2**31 - 1
+
+
+def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array | pa.ChunkedArray:
+    chunks: list[list[pa.Array]] = [[]]
+    nbytes = 0
+    for array in arrays:
+        nbytes += array.nbytes
+        if chunks[-1] and nbytes > _MOST_BYTES:
+            nbytes = array.nbytes
+            chunks.append([])
+        chunks[-1].append(array)
+    whole = [pa.concat_arrays(chunk) for chunk in chunks]
+    return whole[0] if len(whole) == 1 else pa.chunked_array(whole)
 
 
 def _is_rectangular(type_: pa.DataType) -> bool:
