@@ -309,11 +309,10 @@ class PandasBackend:
         if len(rows) < len(frame):
             positions = np.full(len(frame), -1, np.int64)
             positions[rows] = np.arange(len(rows))
-            positions = pa.array(positions, mask=positions < 0)
         arrays = {}
         for name, (values, type_) in columns.items():
             array = _arrow(values, type_)
-            array = array if positions is None else array.take(positions)
+            array = array if positions is None else _taken(array, positions)
             arrays[name] = pandas_type(type_).__from_arrow__(array)
         return assign_columns(frame, arrays)
 
@@ -395,8 +394,23 @@ def _object_row(value: Any) -> Any:
     return None if value is None or value is pd.NA else value
 
 
-def _arrow(values: Any, type_: pa.DataType) -> pa.Array:
+def _taken(values: pa.Array | pa.ChunkedArray, positions: np.ndarray) -> Any:
+    """Values at ``positions``; null at those below 0."""
     if isinstance(values, pa.Array):
+        return values.take(pa.array(positions, mask=positions < 0))
+    # Arrow would make one chunk of them first, which their 32-bit offsets do not allow.
+    follows = np.where(positions[:-1] < 0, positions[1:] < 0, np.diff(positions) == 1)
+    chunks: list[pa.Array] = []
+    for run in np.split(positions, np.flatnonzero(~follows) + 1):
+        if run[0] < 0:
+            chunks.append(pa.nulls(len(run), values.type))
+        else:
+            chunks += values.slice(run[0], len(run)).chunks
+    return pa.chunked_array(chunks, values.type)
+
+
+def _arrow(values: Any, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if tensors := tensor_type(type_):
         return tensor_array(np.asarray(values), tensors)

@@ -17,6 +17,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_list, is_value, tensor_array, tensor_type, type_name
+from dask_image_ingest.texts import storable
 
 # Casts numbers to a dtype, on the host; raises a ResultError if it can't hold one.
 Numbers = Callable[[Any, np.dtype], np.ndarray]
@@ -86,7 +87,7 @@ def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType, numbers: Numb
     if pa.types.is_struct(type_):
         return _structs(name, rows, type_, numbers, mask)
     try:
-        return pa.array(rows, type_)
+        return pa.array(storable_values(rows), type_)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise _misfit(name, rows, type_, f": {error}") from error
 
@@ -164,6 +165,11 @@ def _structs(
         for field in type_
     ]  # fmt: skip
     return pa.StructArray.from_arrays(fields, fields=list(type_), mask=mask)
+
+
+def storable_values(values: Sequence[Any]) -> list[Any]:
+    """Values of which strings have no lone surrogates, which Arrow refuses."""
+    return [storable(value) if isinstance(value, str) else value for value in values]
 
 
 def _misfit(name: str, rows: Sequence[Any], type_: pa.DataType, why: str = "") -> ResultError:

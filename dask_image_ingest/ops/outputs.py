@@ -28,7 +28,13 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
-from dask_image_ingest.ops.arrow_rows import ResultError, arrow_rows, is_null, with_none
+from dask_image_ingest.ops.arrow_rows import (
+    ResultError,
+    arrow_rows,
+    is_null,
+    storable_values,
+    with_none,
+)
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -151,8 +157,25 @@ def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Back
             part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_, cast)
             for part in parts
         ]
-        return pa.concat_arrays(arrays), type_
+        return _concatenated(arrays), type_
     return backend.numpy.concatenate(parts), type_
+
+
+# A chunk of an Arrow column holds no more bytes of strings, by its 32-bit offsets.
+_MOST_BYTES = 2**31 - 1
+
+
+def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array | pa.ChunkedArray:
+    chunks: list[list[pa.Array]] = [[]]
+    nbytes = 0
+    for array in arrays:
+        nbytes += array.nbytes
+        if chunks[-1] and nbytes > _MOST_BYTES:
+            nbytes = array.nbytes
+            chunks.append([])
+        chunks[-1].append(array)
+    whole = [pa.concat_arrays(chunk) for chunk in chunks]
+    return whole[0] if len(whole) == 1 else pa.chunked_array(whole)
 
 
 def _is_rectangular(type_: pa.DataType) -> bool:
@@ -255,7 +278,7 @@ def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
         raise ResultError(
             f"{shown(values)} as {name!r}", f": give a list of {kind}, one for each image"
         )
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    values = storable_values(values.tolist() if hasattr(values, "tolist") else list(values))
     if not _have_type(values, type_):
         other = next(value for value in values if not _have_type([value], type_))
         raise ResultError(

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError
+from dask_image_ingest.texts import error_text
 
 #: Subfolder for unfinished files, which readers of shards skip.
 STAGING = "_staging"
@@ -149,7 +150,7 @@ def translate_write_errors(
         if not anything:
             raise
         raise ExportError(
-            f"{where} cannot be {done}: {type(error).__name__}: {error}. {_how_to_resume(advice)}"
+            f"{where} cannot be {done}: {error_text(error)}. {_how_to_resume(advice)}"
         ) from error
 
 
