@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.client import check_workers
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.scheduler_plugin import check_cluster_in_use
 from dask_image_ingest.storage import Search
 
 
@@ -62,7 +62,7 @@ def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
 
 
 class ImageNode(dx.Expr):
-    """Base of this package's expressions; prepares the scheduler before their tasks are made."""
+    """Base of this package's expressions; checks the workers before their tasks are made."""
 
     @property
     def step(self) -> str:
@@ -75,7 +75,7 @@ class ImageNode(dx.Expr):
         return f"{self.step}-{self.deterministic_token}"
 
     def _lower(self) -> dx.Expr | None:
-        check_cluster_in_use()
+        check_workers()
         return super()._lower()
 
 
