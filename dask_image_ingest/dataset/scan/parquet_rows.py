@@ -143,12 +143,13 @@ class ParquetColumns:
     def _read(self, name: str, spans: Sequence[RowSpan], packed: bool) -> list[pa.Array]:
         if self.file is None or self.file.schema_arrow.get_field_index(name) < 0:
             return [self._absent(name, sum(span.stop - span.start for span in spans))]
-        type_ = self.file.schema_arrow.field(name).type
-        # Of struct<bytes, path> only the bytes, which can be read by pages.
+        schema = self.file.schema_arrow
+        type_, of_bytes = schema.field(name).type, f"{name}.bytes"
+        # Of struct<bytes, path> only the bytes, which can be read by pages. Not beside a column of
+        # that name, which pyarrow would read, too.
         of_files = packed and pa.types.is_struct(type_) and "bytes" in type_.names
-        return self.file.read_rows(
-            f"{name}.bytes" if of_files else name, spans, self._limit, packed
-        )
+        column = of_bytes if of_files and of_bytes not in schema.names else name
+        return self.file.read_rows(column, spans, self._limit, packed)
 
     def _absent(self, name: str, count: int) -> pa.Array:
         """The values of a column that the file lacks."""
