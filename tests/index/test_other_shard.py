@@ -7,11 +7,10 @@ import shutil
 import warnings
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from faulty_server import Faulty, faulty_server
-from PIL import Image
 from photo_shards import encode
+from PIL import Image
 from tars import tar
 from witnesses import by_webdataset
 
@@ -30,7 +29,7 @@ def shard(first: str, colour: int, pax: bool) -> bytes:
         members += [
             (f"{key}.png", encode(Image.fromarray(picture), "png")),
             (f"{key}.txt", f"{first} {number}".encode()),
-            (f"{key}.npy", bytes(b"\x93NUMPY\x01\x00v\x00") + npy(number + colour)),
+            (f"{key}.npy", b"\x93NUMPY\x01\x00v\x00" + npy(number + colour)),
         ]
     return tar(members, "pax" if pax else "ustar")
 
