@@ -24,6 +24,7 @@ from dask_image_ingest.storage.shard import (
     whole_key,
 )
 from dask_image_ingest.storage.streams import without_pipes_allowed
+from dask_image_ingest.texts import error_text
 
 
 def with_web_options(url: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -85,13 +86,12 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
     except Exception as error:  # each remote file system has exceptions of its own
         # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
         is_hidden = isinstance(error, FileNotFoundError) and _is_failure(error.__cause__)
-        reason = error.__cause__ if is_hidden else error
+        reason = (error.__cause__ if is_hidden else None) or error
         if isinstance(reason, FileNotFoundError):
             raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
-        chain = (reason, reason.__cause__ if reason else None)
-        unreached = any(isinstance(cause, _UNREACHED) for cause in chain)
+        unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
-        raise ShardError(f"{url} cannot be read: {why}{type(reason).__name__}: {reason}") from error
+        raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
 
 
 def _is_failure(cause: BaseException | None) -> bool:
@@ -154,9 +154,7 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
             error
         )
     except Exception as error:  # some file systems connect on creation
-        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from safe_cause(
-            error
-        )
+        raise ShardError(f"{url} cannot be read: {error_text(error)}") from safe_cause(error)
 
 
 # fsspec's info of a file.

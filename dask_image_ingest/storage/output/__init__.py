@@ -24,6 +24,7 @@ from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
     EXPORT_ADVICE,
+    HASHES_ADVICE,
     INDEX_ADVICE,
     PAGE_ADVICE,
     PARQUET_ADVICE,
@@ -47,6 +48,7 @@ from dask_image_ingest.storage.shard import as_folder, local_path
 __all__ = [
     "CHECKPOINT_ADVICE",
     "EXPORT_ADVICE",
+    "HASHES_ADVICE",
     "INDEX_ADVICE",
     "JOURNAL",
     "LOCK",

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import pyarrow as pa
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError
+from dask_image_ingest.texts import error_text
 
 #: Subfolder for unfinished files, which readers of shards skip.
 STAGING = "_staging"
@@ -36,6 +37,7 @@ class WriteAdvice:
 EXPORT_ADVICE = WriteAdvice("run it again, to_webdataset() with resume=True")
 CHECKPOINT_ADVICE = WriteAdvice("run it again, checkpoint() goes on where it stopped")
 PARQUET_ADVICE = WriteAdvice("run it again, to_parquet_images() with overwrite=True")
+HASHES_ADVICE = WriteAdvice("run it again")
 INDEX_ADVICE = WriteAdvice(
     "run it again, write_index() goes on where it stopped",
     "pass folder= to have the indexes elsewhere",
@@ -148,7 +150,7 @@ def translate_write_errors(
         if not anything:
             raise
         raise ExportError(
-            f"{where} cannot be {done}: {type(error).__name__}: {error}. {_how_to_resume(advice)}"
+            f"{where} cannot be {done}: {error_text(error)}. {_how_to_resume(advice)}"
         ) from error
 
 

@@ -14,6 +14,7 @@ from dask_image_ingest.storage.fsspec_compat import info_of, translate_errors
 from dask_image_ingest.storage.remote.fetch import Head, Retries, RetryableError, call_with_retry
 from dask_image_ingest.storage.settings import configured_settings
 from dask_image_ingest.storage.shard import FileSystem
+from dask_image_ingest.texts import error_text
 
 # Keys holding a file's version, most reliable first: hashes of its content, then times.
 _VERSIONS = (
@@ -147,7 +148,7 @@ def _request(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
             # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
             hidden = cause.__cause__ if isinstance(cause, FileNotFoundError) else None
             reason = hidden or cause
-            raise RetryableError(f"{type(reason).__name__}: {reason}") from safe_cause(cause)
+            raise RetryableError(error_text(reason)) from safe_cause(cause)
         error.__cause__ = safe_cause(cause)
         raise
 
