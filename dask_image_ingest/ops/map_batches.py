@@ -152,7 +152,7 @@ class BatchFunction:
     ) -> FunctionError:
         """The error to raise if a call fails, naming the rows."""
         one_of = "one of " if len(rows) > 1 else ""
-        which = f"{one_of}{_rows_text(frame, rows, self.noun)}"
+        which = f"{one_of}{rows_text(frame, rows, self.noun)}"
         return FunctionError(
             f"{self.called_by}: {self.name} fails for {which}: {error_text(error)}{tries}"
         )
@@ -164,7 +164,7 @@ class BatchFunction:
 
     def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match the outputs, naming the rows."""
-        called = f"called with {_rows_text(frame, rows, self.noun)})"
+        called = f"called with {rows_text(frame, rows, self.noun)})"
         if self.returns:
             return ArgumentError(
                 f"{self.called_by}: {self.name} gave {error.gave}: it has to give {self.returns} "
@@ -174,7 +174,7 @@ class BatchFunction:
         return ArgumentError(f"{text} (the function is {self.name}, {called}")
 
 
-def _rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
+def rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
     """Describe a row, or the first and the last of some rows, for errors."""
     ends = list(dict.fromkeys([rows[0], rows[-1]]))
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
@@ -446,7 +446,7 @@ class BatchMap:
         """Log how many rows failed."""
         if failures:
             row, reason = next(iter(failures.items()))
-            first = _rows_text(frame, [row], self.function.noun)
+            first = rows_text(frame, [row], self.function.noun)
             logger.warning(
                 "%s: %d of %d rows failed, first %s: %s",
                 self.function.called_by, len(failures), count, first, reason,
@@ -559,13 +559,15 @@ def may_be_of_a_row(error: BaseException) -> bool:
     return True
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, those that led to it, and those that they hold, as of clients that retry."""
+    errors, seen = [error], set[int]()
+    for each in errors:
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            held = (*each.args, getattr(each, "reason", None), *getattr(each, "exceptions", ()))
+            errors += [each.__cause__, each.__context__, *held]
 
 
 def _first_that_fails(

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import aiohttp
 import dask
@@ -274,9 +275,137 @@ def test_a_server_that_has_gone_stops_the_job_and_costs_no_rows(tmp_path, no_pau
     asked.clear()
     stored = dii.checkpoint(lengths, str(tmp_path / "out"), version="1").compute()
     assert set(asked.values()) == {1}
-    named = stored[stored["o"].notna()]
-    assert named["o"].tolist() == [f"of {key}" for key in named["__key__"]]
-    assert len(named) == 60 - 5  # the end of the partition in which the server went
+    assert len(asked) == 60 - 25
+    assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
+
+
+class Refused(Exception):
+    """An error of which nothing tells that the server has gone."""
+
+
+def test_failures_after_which_no_row_was_answered_are_not_stored(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 6, 10)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    asked, last = [], 60
+
+    def blocks(key):
+        asked.append(key)
+        if len(asked) > last:
+            raise Refused from KeyError(key)
+        return f"of {key}"
+
+    async def waits(key):
+        return blocks(key)
+
+    def checkpoint(function, concurrency, out):
+        named = ddf.images.map_rows(
+            function, {"o": "string"}, inputs=["__key__"], errors="null", concurrency=concurrency
+        )
+        return dii.checkpoint(named, out, version="1").compute()
+
+    variants = [
+        (1, blocks, 55, f"{tmp_path}/1"),
+        (4, waits, 0, f"{tmp_path}/2"),
+        (16, blocks, 23, f"{tmp_path}/3"),
+        (4, waits, 56, f"memory://{tmp_path}/4"),
+    ]
+    for concurrency, function, answered, out in variants:
+        asked.clear()
+        last = answered
+        with dask.config.set(scheduler="synchronous"):
+            for _ in range(2):  # the server is away in the second run, too
+                with pytest.raises(dii.FunctionError, match=r"Refused.* \d+ failed: they are not "):
+                    checkpoint(function, concurrency, out)
+            done = set(asked[:answered])
+            asked.clear()
+            last = 60
+            stored = checkpoint(function, concurrency, out)
+        assert sorted(asked) == [key for key in stored["__key__"] if key not in done]
+        assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
+
+
+def test_failures_before_others_are_answered_are_stored_and_few_at_the_end(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 6, 10)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    for number, (concurrency, bad) in enumerate(
+        [(1, ["050009"]), (4, ["000000", "010009", *(f"0300{n:02}" for n in range(10)), "050009"])]
+    ):
+
+        async def refuses(key, bad=bad):
+            if key in bad:
+                raise Refused(key)
+            return f"of {key}"
+
+        named = ddf.images.map_rows(
+            refuses, {"o": "string"}, inputs=["__key__"], errors="null", concurrency=concurrency
+        )
+        with dask.config.set(scheduler="synchronous"):
+            dii.checkpoint(named, f"{tmp_path}/{number}", version="1")
+            stored = dii.checkpoint(named, f"{tmp_path}/{number}", version="1").compute()
+        assert stored["__key__"][stored["error"].notna()].tolist() == bad
+        assert stored["o"].isna().sum() == len(bad)
+        assert not list((tmp_path / str(number)).glob("_staging/*"))
+
+
+def test_a_job_of_which_no_row_is_answered_is_not_stored(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 3, 1)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+
+    def refuses(key):
+        raise Refused
+
+    named = ddf.images.map_rows(refuses, {"o": "string"}, inputs=["__key__"], errors="null")
+    for _ in range(2):
+        with pytest.raises(
+            dii.FunctionError, match=r"^map_rows: sample '0\d0000': .*Refused: \. No row was"
+        ):
+            dii.checkpoint(named, str(tmp_path / "out"), version="1")
+    assert named.compute()["error"].str.endswith("Refused: ").all()
+
+
+class Answers(Exception):
+    """An error with the attributes that a client gives its own."""
+
+    def __init__(self, *args, **attributes):
+        super().__init__(*args)
+        vars(self).update(attributes)
+
+
+def test_a_server_that_has_gone_is_seen_through_every_client():
+    away = ConnectionResetError(104, "reset")
+    three = Refused("c")
+    three.__cause__ = Refused("b")
+    three.__cause__.__context__ = away
+    three.__cause__.__suppress_context__ = True
+    unavailable = SimpleNamespace(name="UNAVAILABLE", value=(14, "unavailable"))
+    metadata = {"HTTPStatusCode": 429, "HTTPHeaders": {"retry-after": "7"}}
+    throttled = Answers(response={"Error": {}, "ResponseMetadata": metadata})
+    for gone in (
+        three,
+        Refused(Refused("Connection aborted.", away)),
+        Refused(Answers("url", reason=away)),
+        ExceptionGroup("tasks", [ValueError(), away]),
+        Answers(code=lambda: unavailable),
+        Answers(status=lambda: "StatusCode.UNAVAILABLE"),
+        Answers(response=SimpleNamespace(status_code=503)),
+        throttled,
+        type("ReadTimeoutError", (Exception,), {})(),
+        type("ProtocolError", (Exception,), {})("Response ended prematurely"),
+    ):
+        assert pause_before_retry(gone, 1), gone
+    assert pause_before_retry(throttled, 1) == 7
+    refused = Answers(code=lambda: SimpleNamespace(name="INVALID_ARGUMENT", value=(3, "")))
+    for of_a_row in (
+        refused,
+        Answers(response={"ResponseMetadata": {"HTTPStatusCode": 400}}),
+        Answers(status_code=404, reason=away),  # it has answered in the end
+        Answers(code="invalid_image", status=lambda key: key),
+        KeyError("x"),
+    ):
+        assert pause_before_retry(of_a_row, 1) is None, of_a_row
 
 
 def test_failures_in_a_row_that_are_the_rows_own_stop_nothing(frame, no_pauses):
