@@ -26,6 +26,7 @@ from dask_image_ingest.errors import (
     DaskImageIngestError,
     FunctionError,
     MissingDependencyError,
+    portable_causes,
 )
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.arrow_rows import ResultError
@@ -152,7 +153,7 @@ class BatchFunction:
     ) -> FunctionError:
         """The error to raise if a call fails, naming the rows."""
         one_of = "one of " if len(rows) > 1 else ""
-        which = f"{one_of}{rows_text(frame, rows, self.noun)}"
+        which = f"{one_of}{_rows_text(frame, rows, self.noun)}"
         return FunctionError(
             f"{self.called_by}: {self.name} fails for {which}: {error_text(error)}{tries}"
         )
@@ -162,9 +163,13 @@ class BatchFunction:
         text = f"gave {error.gave}" if isinstance(error, ResultError) else error_text(error)
         return without_secrets(f"function-failed: {self.name}: {text}")
 
+    def told(self, frame: Any, row: int, reason: str) -> str:
+        """The reason why a call failed for a row, in a text that names the row."""
+        return f"{self.called_by}: {_rows_text(frame, [row], self.noun)}: {reason}"
+
     def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match the outputs, naming the rows."""
-        called = f"called with {rows_text(frame, rows, self.noun)})"
+        called = f"called with {_rows_text(frame, rows, self.noun)})"
         if self.returns:
             return ArgumentError(
                 f"{self.called_by}: {self.name} gave {error.gave}: it has to give {self.returns} "
@@ -174,7 +179,7 @@ class BatchFunction:
         return ArgumentError(f"{text} (the function is {self.name}, {called}")
 
 
-def rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
+def _rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
     """Describe a row, or the first and the last of some rows, for errors."""
     ends = list(dict.fromkeys([rows[0], rows[-1]]))
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
@@ -336,7 +341,8 @@ class BatchMap:
         rows, columns = self.arguments(frame)
         if not rows:
             return self.meta(frame)
-        results, done, failures = self._results(frame, rows, columns)
+        with portable_causes():
+            results, done, failures = self._results(frame, rows, columns)
         self._log(failures, frame, len(rows))
         return self._assemble(frame, results, done, failures)
 
@@ -446,7 +452,7 @@ class BatchMap:
         """Log how many rows failed."""
         if failures:
             row, reason = next(iter(failures.items()))
-            first = rows_text(frame, [row], self.function.noun)
+            first = _rows_text(frame, [row], self.function.noun)
             logger.warning(
                 "%s: %d of %d rows failed, first %s: %s",
                 self.function.called_by, len(failures), count, first, reason,

@@ -43,7 +43,6 @@ from dask_image_ingest.ops.map_batches import (
     causes,
     make_batch_map,
     may_be_of_a_row,
-    rows_text,
     waits,
 )
 from dask_image_ingest.ops.outputs import checked_images, value_array
@@ -239,21 +238,16 @@ class RowMap(BatchMap):
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, _Failed):
                 failures[row] = self._reason(outcome, frame, row)
-                if outcome.at > answered:
-                    late.append((outcome.at, row))
+                late += [(outcome.at, row)] if outcome.at > answered else []
             elif outcome is not None:
                 done.append(row)
                 batches.append(outcome)
-        for row, outcome in zip(rows, outcomes, strict=True):
-            if outcome is None:
-                raise self.function.failure(_NoOutcomeError("its call was cancelled"), frame, [row])
+        if lost := [row for row, o in zip(rows, outcomes, strict=True) if o is None]:
+            raise self.function.failure(_NoOutcomeError("its call was cancelled"), frame, lost[:1])
         if journal is not None:
-            error = ""
-            if late:
-                first = min(late)[1]
-                which = rows_text(frame, [first], self.function.noun)
-                error = f"{self.function.called_by}: {which}: {failures[first]}"
-            times = sorted(at for at, _ in late)
+            _, first = min(late, default=(0, None))
+            error = "" if first is None else self.function.told(frame, first, failures[first])
+            times = [at for at, _ in late]
             journal.endings.append(
                 Ending(self.function.token, self.concurrency, answered, times, error)
             )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import email.utils
 import functools
 import os
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 
 import aiohttp
 import dask
+import distributed
 import fsspec
 import numpy as np
 import pandas as pd
@@ -418,14 +421,111 @@ def test_failures_in_a_row_that_are_the_rows_own_stop_nothing(frame, no_pauses):
     assert made["o"].isna().sum() == 35
 
 
-def test_a_function_that_cancels_itself_costs_its_row(frame):
-    async def cancels(key):
+class OtherError(BaseException):
+    """As trio's ``Cancelled``."""
+
+
+def test_every_exception_of_a_function_has_its_outcome_and_none_hangs(frame):
+    raised = [StopIteration, StopAsyncIteration, asyncio.CancelledError,
+              concurrent.futures.CancelledError, concurrent.futures.BrokenExecutor]  # fmt: skip
+    ending = [SystemExit, GeneratorExit, OtherError]
+
+    def fails(key):
         if key == 5:
-            raise asyncio.CancelledError
+            raise error
         return key
 
-    with pytest.raises(dii.FunctionError, match="sample 5: CancelledError"):
-        frame.images.map_rows(cancels, {"o": "int64"}, inputs=["__key__"])
+    async def waits(key):
+        return fails(key)
+
+    def gives_awaitable(key):
+        return waits(key)
+
+    async def cancels_itself(key):
+        if key == 5:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+        return key
+
+    async def cancels_itself_and_ends(key):
+        return asyncio.current_task().cancel() if key == 5 else key
+
+    class FailsToBegin:
+        def __init__(self):
+            raise error
+
+        def __call__(self, key):
+            raise AssertionError
+
+    frame = frame.iloc[:8]
+
+    def mapped(function, errors):
+        return frame.images.map_rows(function, {"o": "int64"}, inputs=["__key__"], errors=errors)
+
+    def batches(keys):
+        return [fails(key) for key in keys]
+
+    for error in (*raised, *ending):
+        of_a_row = [fails, waits, gives_awaitable, cancels_itself, cancels_itself_and_ends]
+        for function in of_a_row:
+            with pytest.raises(dii.FunctionError, match=r"fails for sample 5: \w+: "):
+                mapped(function, "raise")
+            if error in ending and function in (fails, waits, gives_awaitable):
+                with pytest.raises(dii.FunctionError, match=f"sample 5: {error.__name__}: "):
+                    mapped(function, "null")
+            else:
+                made = mapped(function, "null")
+                assert made["error"].dropna().index.tolist() == [5]
+                assert made["o"].isna().sum() == 1
+        with pytest.raises(dii.FunctionError, match="FailsToBegin can't be instantiated"):
+            mapped(FailsToBegin, "null")
+        for errors in ("raise", "null")[: 1 if error in raised else 2]:
+            with pytest.raises(dii.FunctionError, match=f"{error.__name__}: "):
+                frame.images.map_batches(batches, {"o": "int64"}, inputs=["__key__"], errors=errors)
+
+
+def test_a_function_runs_in_the_context_of_its_task(frame):
+    variable = contextvars.ContextVar("variable")
+
+    def blocks(key):
+        return variable.get() + key
+
+    async def waits(key):
+        return blocks(key)
+
+    variable.set(100)
+    for function in (blocks, waits):
+        made = frame.images.map_rows(function, {"o": "int64"}, inputs=["__key__"])
+        assert made["o"].tolist() == [*range(100, 140)]
+
+
+def _address(key):
+    return distributed.get_worker().address
+
+
+class HoldsALock(Exception):
+    def __init__(self, text, number):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def _fails_with_a_lock(key):
+    try:
+        raise HoldsALock("no", 3)
+    except HoldsALock as error:
+        raise ValueError("not this one") from error
+
+
+@pytest.mark.slow
+def test_on_a_cluster_a_function_knows_its_worker_and_its_errors_arrive(client):
+    parts = [small_frame(range(3)).rename(columns={"key": "__key__"})]
+    images = lazy_frame(parts).images
+    made = images.map_rows(_address, {"o": "string"}, inputs=["__key__"]).compute()
+    assert set(made["o"]) <= set(client.scheduler_info()["workers"])
+    failing = images.map_rows(_fails_with_a_lock, {"o": "string"}, inputs=["__key__"])
+    with pytest.raises(dii.FunctionError, match=r"fails for sample .*: not this one") as told:
+        failing.compute()
+    assert "not this one" in str(told.value.__cause__)
 
 
 class Caption:
