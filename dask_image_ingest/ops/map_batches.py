@@ -567,7 +567,8 @@ def may_be_of_a_row(error: BaseException) -> bool:
 
 def causes(error: BaseException) -> Iterator[BaseException]:
     """The error, those that led to it, and those that they hold, as of clients that retry."""
-    errors, seen = [error], set[int]()
+    errors: list[Any] = [error]
+    seen = set[int]()
     for each in errors:
         if isinstance(each, BaseException) and id(each) not in seen:
             seen.add(id(each))

@@ -487,7 +487,8 @@ _OF_GRPC = {
 
 # Errors of connections by words in the names of their types, of which each client has its own.
 _OF_CONNECTIONS = re.compile(
-    "Connect|Disconnect|Time.?out|gaierror|Transport|ProtocolError|Payload|IncompleteRead|MaxRetry"
+    "Connect(ion|or|Error)|Disconnected|Time.?out|gaierror|TransportError|ProtocolError"
+    "|ClientPayloadError|IncompleteRead|MaxRetry"
 )
 
 

@@ -80,10 +80,10 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
     except Exception as error:  # each remote file system has exceptions of its own
         # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
         is_hidden = isinstance(error, FileNotFoundError) and _is_failure(error.__cause__)
-        reason = error.__cause__ if is_hidden else error
+        reason = (error.__cause__ if is_hidden else None) or error
         if isinstance(reason, FileNotFoundError):
             raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
-        chain = (reason, reason.__cause__ if reason else None)
+        chain = (reason, reason.__cause__)
         unreached = any(isinstance(cause, _UNREACHED) for cause in chain)
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
         raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
