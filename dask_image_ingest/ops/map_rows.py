@@ -386,7 +386,8 @@ class RowMap(BatchMap):
     def _values_of(self, result: Any) -> Mapping[str, Any]:
         """The values of a row by the names of the outputs."""
         names = list(self.outputs)
-        if isinstance(result, Mapping) and result.keys() == self.outputs.keys():
+        is_named = isinstance(result, Mapping) and result.keys() == self.outputs.keys()
+        if is_named and not _is_struct(result, self.outputs):
             return result
         if len(names) == 1:
             return {names[0]: result}
@@ -426,6 +427,17 @@ def _called(function: Callable[..., Any], columns: Sequence[InputColumn], row: i
 def _is_cancelled() -> bool:
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
+
+
+def _is_struct(result: Mapping[str, Any], outputs: Mapping[str, pa.DataType]) -> bool:
+    """True if a dict of the only output's name is its value: of a struct with such a field."""
+    ((name, type_), *others) = outputs.items()
+    if others or not pa.types.is_struct(type_) or (at := type_.get_field_index(name)) < 0:
+        return False
+    value, field = result[name], type_[at].type
+    if not isinstance(value, Mapping):
+        return True
+    return pa.types.is_struct(field) and value.keys() <= {each.name for each in field}
 
 
 def _npy(image: np.ndarray | None) -> bytes | None:
