@@ -351,7 +351,7 @@ def _compute_and_store(task: _Task, context: _Context, journal: RowJournal) -> P
         )
     table = with_urls(backend_of(frame).to_storage(frame), url_identity)
     name = _staged(task.name) if journal.has_late_failures else task.name
-    with context.output.scratch(name) as file:
+    with context.output.scratch(task.name) as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=len(table) or None)
         context.output.commit(file, name, partial(refuse_other_run, context.output, context.run))
     size = context.output.size(name)
