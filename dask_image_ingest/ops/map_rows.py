@@ -70,9 +70,12 @@ class _Calls:
         self._slots: WeakValueDictionary[Any, _Slots] = WeakValueDictionary()
         # Of the last functions, so that failures are counted over partitions.
         self._recent: deque[_Slots] = deque(maxlen=8)
-        threading.Thread(
-            target=self.loop.run_forever, name="image-ingest-calls", daemon=True
-        ).start()
+        threading.Thread(target=self._run, name="image-ingest-calls", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:  # an exit in a task that a function has started ends `run_forever`
+            with contextlib.suppress(BaseException):
+                self.loop.run_forever()
 
     def slots(self, token: str, concurrency: int) -> _Slots:
         """The slots of a function."""
@@ -94,6 +97,8 @@ class _Calls:
         except BaseException:
             future.cancel()
             raise
+        if isinstance(error, asyncio.CancelledError):  # by a function: rows have no outcome
+            return 0.0
         if error is not None:
             raise error
         answered: float = result
@@ -201,10 +206,6 @@ class _EndedError(Exception):
     """A row failed, and no other need be called."""
 
 
-class _NoOutcomeError(Exception):
-    """A row has neither outputs nor an error."""
-
-
 @dataclass(frozen=True)
 class RowMap(BatchMap):
     """``map_rows`` of one partition; ``concurrency`` and ``retries`` change no result."""
@@ -243,7 +244,8 @@ class RowMap(BatchMap):
                 done.append(row)
                 batches.append(outcome)
         if lost := [row for row, o in zip(rows, outcomes, strict=True) if o is None]:
-            raise self.function.failure(_NoOutcomeError("its call was cancelled"), frame, lost[:1])
+            cancelled = asyncio.CancelledError("a function cancelled the calls of others")
+            raise self.function.failure(cancelled, frame, lost[:1])
         if journal is not None:
             _, first = min(late, default=(0, None))
             error = "" if first is None else self.function.told(frame, first, failures[first])

@@ -465,6 +465,16 @@ def test_every_exception_of_a_function_has_its_outcome_and_none_hangs(frame):
     async def cancels_itself_and_ends(key):
         return asyncio.current_task().cancel() if key == 5 else key
 
+    async def cancels_all(key):
+        if key == 5:
+            for task in asyncio.all_tasks():
+                task.cancel()
+        await asyncio.sleep(60 if key == 5 else 0)
+        return key
+
+    async def fails_inside(key):
+        return (await asyncio.gather(waits(key), asyncio.sleep(0, key)))[1]
+
     class FailsToBegin:
         def __init__(self):
             raise error
@@ -480,9 +490,12 @@ def test_every_exception_of_a_function_has_its_outcome_and_none_hangs(frame):
     def batches(keys):
         return [fails(key) for key in keys]
 
+    for errors in ("raise", "null"):
+        with pytest.raises(dii.FunctionError, match="CancelledError"):
+            mapped(cancels_all, errors)
     for error in (*raised, *ending):
         always = [cancels_itself, cancels_itself_and_ends] if error is StopIteration else []
-        for function in (fails, waits, gives_awaitable, *always):
+        for function in (fails, waits, gives_awaitable, fails_inside, *always):
             with pytest.raises(dii.FunctionError, match=r"fails for sample 5: \w+: "):
                 mapped(function, "raise")
             if error in ending:
