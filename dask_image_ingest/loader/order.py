@@ -208,6 +208,8 @@ class Stream:
         Places from which a shuffle reads.
     sample
         Draws the rows of each pass; None for all rows.
+    frame
+        Number of the frame in a mix: a row that two of them have gets two random augmentations.
     """
 
     def __init__(
@@ -216,12 +218,14 @@ class Stream:
         seed: int | None,
         readers: int = READERS,
         sample: Sample | None = None,
+        frame: int = 0,
     ) -> None:
         self.counts = counts
         self.seed = seed
         self.length = int(counts.sum()) if sample is None else sample.length
         self._readers = readers
         self._sample = sample
+        self._frame = frame
         self._pass = functools.lru_cache(2)(self._make_pass)
 
     def rows(self, start: int, stop: int) -> tuple[Rows, np.ndarray]:
@@ -263,7 +267,7 @@ class Stream:
         if selected is not None:
             repetitions = numbers - np.searchsorted(selected, selected[numbers])
             numbers = selected[numbers]
-        return Rows(numbers, draws_of(self.seed or 0, number, repetitions)), places
+        return Rows(numbers, draws_of(self.seed or 0, number, repetitions, self._frame)), places
 
     def _make_pass(self, number: int) -> tuple[Pass, np.ndarray | None]:
         counts, selected = self.counts, None
@@ -277,11 +281,12 @@ class Stream:
         return Shuffled(counts, (self.seed, number), self._readers), selected
 
 
-def draws_of(seed: int, number: int, repetitions: np.ndarray) -> np.ndarray:
+def draws_of(seed: int, number: int, repetitions: np.ndarray, frame: int = 0) -> np.ndarray:
     """Draws of a pass: 0 for a plain read, so that its images are those of ``compute``."""
-    if seed == number == 0 and not repetitions.any():
+    if seed == number == frame == 0 and not repetitions.any():
         return np.zeros(len(repetitions), np.uint64)
-    key = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+    purpose = f"{seed} {number}" + (f" {frame}" if frame else "")
+    key = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
     base = np.uint64(int.from_bytes(key, "little"))
     with np.errstate(over="ignore"):  # an odd multiple: each repetition has a number of its own
         draws: np.ndarray = base + repetitions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
