@@ -59,7 +59,7 @@ class Loops:
 
     def __init__(self, start: int | Position) -> None:
         epoch = start.epoch if isinstance(start, Position) else 0
-        first = {"epoch": epoch, "start": start, "is_set": False, "loops": []}
+        first: dict[str, Any] = {"epoch": epoch, "start": start, "is_set": False, "loops": []}
         self._hold(_new_file({"": first}))
 
     def _hold(self, file: int) -> None:

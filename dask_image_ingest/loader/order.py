@@ -655,10 +655,10 @@ def parse_shard(shard: Any, format: str) -> Share:
     if shard is None:
         return Share()
     if isinstance(shard, str) and shard == "auto":
-        rank = (0, 1) if format != "torch" else torch_rank()
-        if format == "torch" and rank == (0, 1):
-            rank = _launched_rank()
-        return Share(*rank, *torch_worker())
+        ours = torch_rank() if format == "torch" else (0, 1)
+        if format == "torch" and ours == (0, 1):
+            ours = _launched_rank()
+        return Share(*ours, *torch_worker())
     try:
         rank, world = map(operator.index, shard)
     except (TypeError, ValueError):
