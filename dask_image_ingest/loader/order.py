@@ -693,8 +693,7 @@ def _launched_rank() -> tuple[int, int]:
     ArgumentError
         If the variables are no rank.
     """
-    torch = sys.modules.get("torch")
-    if torch is None or torch.utils.data.get_worker_info() is None or os.getpid() != _PROCESS:
+    if worker_of_loader() is None or os.getpid() != _PROCESS:
         return 0, 1
     rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and world is None:
@@ -714,6 +713,11 @@ def _launched_rank() -> tuple[int, int]:
 
 def torch_worker() -> tuple[int, int]:
     """Number and count of the workers of this process's torch ``DataLoader``; else (0, 1)."""
+    return worker_of_loader() or (0, 1)
+
+
+def worker_of_loader() -> tuple[int, int] | None:
+    """Number of this worker of a torch ``DataLoader``, and how many it has; None in no worker."""
     torch = sys.modules.get("torch")
     worker = None if torch is None else torch.utils.data.get_worker_info()
-    return (0, 1) if worker is None else (worker.id, worker.num_workers)
+    return None if worker is None else (worker.id, worker.num_workers)
