@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -106,11 +107,6 @@ class TorchDataset(IterableDataset):
         assert self._batches is not None
         return next(self._batches)
 
-    @property
-    def world(self) -> int:
-        """Number of ranks that share the batches."""
-        return self._share.world if self._share else self._rank()[1]
-
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
         if self._batches is not None:
@@ -142,7 +138,18 @@ class TorchDataset(IterableDataset):
         """Let the next loop be another epoch: another order, and other augmentations.
 
         Loops that follow are this epoch again, until another one is set.
+
+        Raises
+        ------
+        ArgumentError
+            If accelerate, which calls this in each loop, would divide this rank's part once more.
         """
+        accelerate = sys.modules.get("accelerate.state")
+        if accelerate is not None:
+            loaders = accelerate.GradientState().dataloader_references
+            iterated = [getattr(loader, "dataset", None) for loader in loaders]
+            if any(self in (data, getattr(data, "dataset", None)) for data in iterated):
+                self.refuse_division()
         self._loops.set_epoch(
             whole_number("epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1)
         )
@@ -191,6 +198,20 @@ class TorchDataset(IterableDataset):
         _, rank = state["_unpickled"]
         make = cloudpickle.loads(state["_make"])
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
+
+    def refuse_division(self) -> None:
+        """Refuse that accelerate divides the batches among the ranks, of which each has its part.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        if (self._share or Share(*self._rank())).world > 1:
+            raise ArgumentError(
+                "accelerate would divide the batches among the ranks, and each has its part "
+                "already: leave this DataLoader out of prepare(), and move its batches with "
+                ".to(accelerator.device); or make it with shard=None"
+            )
 
     def _rank(self) -> tuple[int, int]:
         """Rank and world: in a spawned worker those of the process that started it."""
@@ -245,18 +266,13 @@ class BatchLoader(DataLoader):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked by accelerate before it divides the batches among the ranks: they are already.
+        """False; accelerate asks before it takes the loader for one that it has to divide.
 
         Raises
         ------
         ArgumentError
         """
-        if self.dataset.world > 1:
-            raise ArgumentError(
-                "accelerate would divide the batches among the ranks, and each has its part "
-                "already: leave this DataLoader out of prepare(), and move its batches with "
-                ".to(accelerator.device); or make it with shard=None"
-            )
+        self.dataset.refuse_division()
         return False
 
 
