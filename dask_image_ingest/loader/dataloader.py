@@ -6,11 +6,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
-import dask
-from dask.system import CPU_COUNT
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.order import Position, Share, parse_start, torch_rank, torch_worker
 
@@ -22,8 +20,7 @@ except ImportError as error:
         "dataloader needs torch, which is not installed: see its web page for the build that fits "
         "this machine"
     ) from error
-
-_THREADS = "image-ingest.decode-threads"
+from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -70,11 +67,11 @@ class TorchDataset(IterableDataset):
         return len(self._iterate(0))  # of this epoch: a mix has other lengths in others
 
     def __iter__(self) -> Iterator[Any]:
-        _share_cores()
+        set_up_worker()
         self._iterated = self._epoch
         self._batches = self._iterate(self._start, self._is_own)
         self._begun, self._start, self._is_own = self._start, 0, False
-        return self._batches if get_worker_info() is None else map(_in_shared_memory, self._batches)
+        return self._batches if get_worker_info() is None else map(sendable, self._batches)
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -188,43 +185,3 @@ def make_dataloader(make: MakeBatches, start: Any, options: dict[str, Any]) -> B
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
-
-
-def _in_shared_memory(batch: Any) -> Any:
-    """Move the tensors of a batch to shared memory, from where the training process takes them.
-
-    Otherwise the worker does so on a thread, which drops a batch that finds no room: the training
-    process would wait for it for ever.
-
-    Raises
-    ------
-    ClusterError
-        If shared memory is full.
-    """
-    for tensor in _tensors(batch):
-        if not tensor.is_cuda:
-            try:
-                tensor.share_memory_()
-            except (RuntimeError, OSError) as error:
-                raise ClusterError(
-                    f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
-                    f"{tensor.nbytes:,} bytes of a batch: {error}. Make it larger (docker run "
-                    "--shm-size), or reduce batch_size, num_workers or prefetch_factor"
-                ) from error
-    return batch
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors in dicts, lists and tuples."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
-
-
-def _share_cores() -> None:
-    """Divide the decoding threads among the workers of a ``DataLoader``."""
-    worker = get_worker_info()
-    if worker is not None and not dask.config.get(_THREADS, None):
-        dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})
