@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TextIO
 
 import dask
@@ -23,9 +24,9 @@ from distributed import Scheduler
 from distributed.metrics import context_meter
 from distributed.scheduler import KilledWorker
 
-from dask_image_ingest.environment import Portable
+from dask_image_ingest.client import check_workers, client_that_computes
+from dask_image_ingest.environment import own_version, refuse_other_version
 from dask_image_ingest.errors import DaskImageIngestError
-from dask_image_ingest.scheduler_plugin import check_cluster_in_use, client_that_computes
 
 # Seconds before the first line; between updates; between lines in a file, which can't be updated.
 _PATIENCE, _EVERY, _IN_FILE = 1.0, 0.5, 30.0
@@ -205,7 +206,7 @@ class _Work(Callback):
         """Tasks ``done`` and ``left``, and the metrics."""
         if self.client is not None:
             counts: dict[str, int]
-            counts = self.client.run_on_scheduler(Portable(_of_scheduler), _METRICS)
+            counts = self.client.run_on_scheduler(_of_scheduler, _METRICS)
             return counts
         pending = ("ready", "waiting", "running")
         left = sum(len(state[name]) for state in [*self._states.values()] for name in pending)
@@ -242,13 +243,16 @@ def one_task_per_item(function: Callable[[Any], Any], items: Sequence[Any]) -> l
 
     Raises
     ------
+    ClusterError
+        If a worker has another version of this package.
     DaskImageIngestError
         If an item kills workers of a cluster.
     """
     if not len(items):
         return []
+    checked = from_sequence(items, npartitions=len(items)).map(partial(_checked, own_version()))
     try:
-        (results,) = compute(from_sequence(items, npartitions=len(items)).map(function))
+        (results,) = compute(checked.map(function))
         return list(results)
     except KilledWorker as error:
         # A single item's task is fused with its successor, and its key has no number.
@@ -256,16 +260,21 @@ def one_task_per_item(function: Callable[[Any], Any], items: Sequence[Any]) -> l
         raise killed_by(error, str(items[number])) from error
 
 
+def _checked(version: str, item: Any) -> Any:
+    refuse_other_version(version)
+    return item
+
+
 def compute(*collections: Any) -> tuple[Any, ...]:
     """Compute collections with the current scheduler, by default in threads.
 
     Raises
     ------
-    ArgumentError
-        If the client is asynchronous.
+    ClusterError
+        If workers of the cluster lack this package, or have another version of it.
     """
-    scheduler = None if client_that_computes() or get_scheduler() else "threads"
-    check_cluster_in_use()
+    scheduler = None if get_scheduler() else "threads"
+    check_workers()
     results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
     return results
 
@@ -275,8 +284,7 @@ def killed_by(error: KilledWorker, what: str) -> DaskImageIngestError:
     count = error.allowed_failures + 1
     workers = "workers that read" if count > 1 else "worker that read"
     return DaskImageIngestError(
-        f"{count} {workers} {what} died, the last one at {error.last_worker.address}: an image of "
-        "it crashes the decoder, or memory was too small. Run this again: its images are decoded "
-        "one by one then, in a process that may die. If workers die of it all the same, give them "
-        "more memory"
+        f"{count} {workers} {what} died, the last one at {error.last_worker.address}: memory was "
+        "too small, or images crash the decoder, which the second worker notices. Give workers "
+        "more memory, and leave Dask's distributed.scheduler.allowed-failures above 0"
     )

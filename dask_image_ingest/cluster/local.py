@@ -20,7 +20,6 @@ from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Nanny, Status, Worker
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.cluster.messages import reporting_workers, silence_routine
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
@@ -210,7 +209,6 @@ def start_cluster(
         for name, (default, ours) in _INTERVALS.items()
         if dask.config.get(name, None) == default
     }
-    silence_routine()
     if not use_gpu and not settings.get("processes", True):
         with _any_port():
             return _in_this_process(threads, settings)
@@ -218,10 +216,7 @@ def start_cluster(
     if dask.config.get(_SHARD, None) == _DEFAULT_SHARD:
         variables = _LARGER_SHARD | variables
     config = {**intervals, _SPAWN: variables}
-    with dask.config.set(config), _any_port(), reporting_workers(n_workers) as counter:
-        scheduler = settings.get("scheduler_kwargs") or {}
-        plugins = [*scheduler.get("plugins", ()), counter]
-        settings["scheduler_kwargs"] = {**scheduler, "plugins": plugins}
+    with dask.config.set(config), _any_port():
         if use_gpu:
             if devices is None and visible:
                 # With several MIG instances, a process sees only the first.

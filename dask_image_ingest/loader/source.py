@@ -27,6 +27,7 @@ from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 from distributed.utils import offload
 
+from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset.plan import shard_of_partition
@@ -52,7 +53,6 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.loader.batch_format import as_pandas
 from dask_image_ingest.loader.order import torch_worker
-from dask_image_ingest.scheduler_plugin import client_that_computes
 
 
 @dataclass(frozen=True)
@@ -205,7 +205,7 @@ class LazySource(Source):
 
     def __init__(self, frame: Any, image: str | None) -> None:
         super().__init__(frame, image)
-        self._client = client_that_computes(collections=[frame])
+        self._client = client_that_computes()
         # The process whose thread or client this uses; None while it has neither.
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
