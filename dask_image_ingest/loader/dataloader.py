@@ -9,11 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
-import dask
-from dask.system import CPU_COUNT
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.order import (
     Position,
@@ -34,8 +32,7 @@ except ImportError as error:
     ) from error
 
 from dask_image_ingest.loader.loops import Loop, Loops
-
-_THREADS = "image-ingest.decode-threads"
+from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -84,7 +81,7 @@ class TorchDataset(IterableDataset):
         return len(self._iterate(self._loops.next._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
-        _share_cores()
+        set_up_worker()
         self._iterations += 1
         worker, batches = get_worker_info(), self._batches
         resumed, self._resumed = self._resumed, None
@@ -99,7 +96,7 @@ class TorchDataset(IterableDataset):
         self._iterated = loop.epoch
         is_resumed = resumed is not None and isinstance(loop.start, Position)
         self._batches = self._iterate(loop, is_resumed)
-        return self._batches if worker is None else map(_in_shared_memory, self._batches)
+        return self._batches if worker is None else map(sendable, self._batches)
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -307,43 +304,3 @@ def make_dataloader(
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
-
-
-def _in_shared_memory(batch: Any) -> Any:
-    """Move the tensors of a batch to shared memory, from where the training process takes them.
-
-    Otherwise the worker does so on a thread, which drops a batch that finds no room: the training
-    process would wait for it for ever.
-
-    Raises
-    ------
-    ClusterError
-        If shared memory is full.
-    """
-    for tensor in _tensors(batch):
-        if not tensor.is_cuda:
-            try:
-                tensor.share_memory_()
-            except (RuntimeError, OSError) as error:
-                raise ClusterError(
-                    f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
-                    f"{tensor.nbytes:,} bytes of a batch: {error}. Make it larger (docker run "
-                    "--shm-size), or reduce batch_size, num_workers or prefetch_factor"
-                ) from error
-    return batch
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors in dicts, lists and tuples."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
-
-
-def _share_cores() -> None:
-    """Divide the decoding threads among the workers of a ``DataLoader``."""
-    worker = get_worker_info()
-    if worker is not None and not dask.config.get(_THREADS, None):
-        dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})

@@ -173,17 +173,6 @@ class TestDataLoader:
         with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
             ddf.images.dataloader(3, **options)
 
-    def test_a_full_shared_memory_is_told_and_not_waited_for(self, ddf, monkeypatch):
-        torch = pytest.importorskip("torch", reason=WHY)
-        loader = ddf.images.dataloader(2, **two_workers())
-
-        def full(tensor):
-            raise RuntimeError("unable to allocate shared memory: No space left on device")
-
-        monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-        with pytest.raises(dii.ClusterError, match=r"no room in shared memory[\s\S]*--shm-size"):
-            list(loader)
-
     def test_a_worker_that_dies_is_an_error_and_not_waited_for(self, ddf, data):
         def die(rows):
             os._exit(9)
