@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from dask_image_ingest.computing import listing
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, translate_errors
 from dask_image_ingest.storage.listing import find_local_file
@@ -150,10 +149,9 @@ def find_beside(
     """
     urls = [_beside(shard.url, suffix) for shard in shards]
     candidates = list(filter(None, urls))
-    with listing(f"the {suffix} files beside the shards"):
-        files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
-        remote = [url for url in candidates if local_path(url) is None]
-        files |= find_files(remote, storage_options, listings)
+    files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
+    remote = [url for url in candidates if local_path(url) is None]
+    files |= find_files(remote, storage_options, listings)
     return [None if url is None else files[url] for url in urls]
 
 
