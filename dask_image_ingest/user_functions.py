@@ -172,9 +172,11 @@ class _Walk:
             # Not of Dask, whose functions are what a query consists of.
             yield None if _module_name(function).startswith("dask") else _version(function)
             return
-        module, name = function.__module__, function.__qualname__
-        if module in sys.modules and module != "__main__" and "<locals>" not in name:
-            self.code[f"{module}:{name}"] = _code_digest(inspect.unwrap(function).__code__)
+        name = f"{function.__module__}:{function.__qualname__}"
+        digest = _code_digest(inspect.unwrap(function).__code__)
+        # Pickle sends the code itself of a function of __main__, or inside another one.
+        if function.__module__ != "__main__" and _loaded_code(name) == digest:
+            self.code[name] = digest
         yield from (function.__code__, function.__defaults__, function.__kwdefaults__)
         for name in sorted(_globals(function.__code__) & function.__globals__.keys()):
             value = function.__globals__[name]
@@ -265,7 +267,7 @@ def _loaded_code(name: str) -> str | None:
     try:
         function = inspect.unwrap(attrgetter(qualname)(sys.modules[module]))
         return _code_digest(getattr(function, "__func__", function).__code__)
-    except AttributeError:
+    except (AttributeError, KeyError):
         return None
 
 
