@@ -29,7 +29,11 @@ _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
 
 def shown(value: Any) -> str:
     """Representation of a value for an error: short, on one line, without passwords."""
-    text = without_secrets(" ".join(repr(value).split()))
+    try:
+        text = repr(value)
+    except Exception:  # of a user's class
+        text = object.__repr__(value)
+    text = without_secrets(" ".join(text.split()))
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 

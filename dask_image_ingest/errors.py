@@ -14,6 +14,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+from dask_image_ingest.texts import error_text
 from dask_image_ingest.url_secrets import without_secrets
 
 __all__ = [
@@ -121,10 +122,11 @@ def safe_cause(error: BaseException) -> BaseException:
     """The error; or, if it or a cause of it shows a secret, plain ones with the masked texts."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     safe = None if cause is None else safe_cause(cause)
-    text = without_secrets(str(error))
-    if safe is cause and text == str(error):
+    text = error_text(error)
+    masked = without_secrets(text)
+    if safe is cause and masked == text:
         return error
-    replaced = Exception(f"{type(error).__name__}: {text}").with_traceback(error.__traceback__)
+    replaced = Exception(masked).with_traceback(error.__traceback__)
     replaced.__cause__ = safe
     return replaced
 

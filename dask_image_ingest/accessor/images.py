@@ -638,6 +638,7 @@ class Images(ABC, Generic[Frame, Series]):
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
+        shard: tuple[int, int] | Literal["auto"] | None = "auto",
         normalize: tuple[Any, Any] | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
@@ -653,8 +654,9 @@ class Images(ABC, Generic[Frame, Series]):
         ----------
         batch_size, columns, shuffle, steps, repeat, weights, balance, replacement, buckets
             As for :meth:`iter_batches`.
-        drop_last, prefetch, start, normalize, collate_fn
-            As for :meth:`iter_batches`. ``start`` holds for the first epoch that is iterated.
+        drop_last, prefetch, start, shard, normalize, collate_fn
+            As for :meth:`iter_batches`. ``start`` holds for the first loop, whatever the number of
+            workers; later ones go through all of their epoch.
         **options
             Further arguments of ``DataLoader``: ``num_workers=4``, ``persistent_workers=True``,
             ``pin_memory=True``, ``multiprocessing_context="spawn"``.
@@ -708,7 +710,7 @@ class Images(ABC, Generic[Frame, Series]):
             normalize=normalize,
             collate_fn=collate_fn,
         )
-        return make_dataloader(make, start, options)
+        return make_dataloader(make, start, shard, options)
 
     def show(
         self,

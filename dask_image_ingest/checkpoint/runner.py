@@ -48,6 +48,7 @@ from dask_image_ingest.storage.output import (
     JOURNAL,
     LOCK,
     REPLACEMENT,
+    REPLACING,
     STAGING,
     OutputStore,
     acquire,
@@ -87,12 +88,12 @@ def run_checkpoint(
         if finished.is_finished():
             return finished.stored(manifest.parts)
     with acquire(output, steal=True) as check_lock:
-        manifest = read_manifest(output)
-        if overwrite:
-            output.remove_staging()
-        apart = read_manifest(replacement_of(output))
+        manifest, apart = read_manifest(output), read_manifest(replacement_of(output))
         # Also where a killed run has begun to.
-        replaces = overwrite or (apart.is_of(query) and not manifest.is_of(query))
+        replaces = overwrite or output.read(REPLACING) == query.digest.encode()
+        if overwrite or (replaces and not apart.is_of(query)):
+            output.put(REPLACING, query.digest.encode())
+            apart = _cleared(output)
         if replaces:
             begin_run(output)  # tasks of earlier runs store nothing more
             stored = _compute(query, apart, meta, check_lock)
@@ -100,6 +101,16 @@ def run_checkpoint(
             _replace(output, stored)
             return replace(stored, output=output)
         return _compute(query, manifest, meta, check_lock)
+
+
+def _cleared(output: OutputStore) -> Manifest:
+    """The place for files that replace others, without those of earlier calls."""
+    staged = output.sizes(STAGING)
+    output.remove(f"{STAGING}/{name}" for name in staged if f"{STAGING}/{name}" != REPLACING)
+    apart = replacement_of(output)
+    apart.remove_staging()
+    apart.remove([QUERY_FILE, *apart.sizes()])
+    return read_manifest(apart)
 
 
 def _compute(
@@ -310,7 +321,7 @@ def _compute_and_store(task: _Task, context: _Context) -> PartitionFile | str:
             f"{context.columns}: is the meta= of its functions right?"
         )
     table = with_urls(backend_of(frame).to_storage(frame), url_identity)
-    with context.output.scratch() as file:
+    with context.output.scratch(task.name) as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=len(table) or None)
         context.output.commit(
             file, task.name, partial(refuse_other_run, context.output, context.run)

@@ -88,6 +88,7 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
             keep=args.keep,
             against=args.against,
             memory=args.memory,
+            storage_options=args.storage_options,
         )
         added = [name for name in frame.columns if name.startswith("duplicate.")]
         shown = _COLUMNS if args.html else _COLUMNS[:2]

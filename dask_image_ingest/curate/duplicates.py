@@ -63,6 +63,7 @@ def find_duplicates(
     identity: str | None = None,
     against: Frame | str | PathLike[str] | None = None,
     memory: str | int = MEMORY,
+    storage_options: dict[str, Any] | None = None,
 ) -> Frame:
     """Find duplicate images, and choose which of each group to keep.
 
@@ -98,11 +99,13 @@ def find_duplicates(
         ``__key__``.
     against
         Rows that are kept already, and come before those of ``frame``: their hashes as stored by
-        :func:`write_hashes`, a folder, or another frame. Those are not compared with each other, so
-        that the search costs little more than the new rows do.
+        :func:`write_hashes`, a folder, local or remote, or another frame. Those are not compared
+        with each other, so that the search costs little more than the new rows do.
     memory
         The most memory of the search, beside the hashes: bytes, or a text such as ``"2 GiB"``.
         Default: 4 GiB.
+    storage_options
+        For the file system of a remote folder that ``against`` names.
 
     Returns
     -------
@@ -122,7 +125,7 @@ def find_duplicates(
     Raises
     ------
     ArgumentError
-        For arguments out of range, and if a column is missing.
+        For arguments out of range, if a column is missing, and if stored hashes are damaged.
 
     Notes
     -----
@@ -167,7 +170,9 @@ def find_duplicates(
     id_columns = resolve_identity(frame, identity)
     rankable = with_rankable_columns(frame, keep, by)
     rank_by = parse_keep(keep, rankable)
-    before = None if against is None else _rows_before(against, by, identity)
+    before = None
+    if against is not None:
+        before = _rows_before(against, by, identity, "against", storage_options)
     ranked = rank_rows(rankable, by, variants, rank_by, id_columns)
     if before is None:
         keeper, bits = _keepers(ranked, distance, nbytes)
@@ -195,6 +200,7 @@ def find_overlaps(
     variants: Sequence[Variant] = (),
     identity: str | None = None,
     memory: str | int = MEMORY,
+    storage_options: dict[str, Any] | None = None,
 ) -> Frame:
     """Find the images of one collection that another one has too, such as its test set.
 
@@ -221,6 +227,8 @@ def find_overlaps(
         As for :func:`find_duplicates`.
     memory
         For fingerprints, as for :func:`find_duplicates`.
+    storage_options
+        For the file system of a remote folder that ``test`` names.
 
     Returns
     -------
@@ -269,7 +277,7 @@ def find_overlaps(
         return _overlaps_of_vectors(train, test, by, threshold, id_columns, identity)
     variants = _check(by, distance, variants)
     nbytes = _check_memory(memory)
-    others = _rows_before(test, by, identity, "test")
+    others = _rows_before(test, by, identity, "test", storage_options)
     ranked = rank_rows(train, by, variants, (), id_columns)
     match, bits = _matches(ranked, others, distance, nbytes)
     columns = {"overlap.distance": pa.array(bits.astype(np.int32))}
@@ -341,11 +349,11 @@ def _check_memory(memory: Any) -> int:
 
 
 def _rows_before(
-    rows: Any, by: Kind, identity: str | None, argument: str = "against"
+    rows: Any, by: Kind, identity: str | None, argument: str, storage_options: Any
 ) -> Ranked | StoredHashes:
     """Hashes and keys of other rows: those of a folder, or of a frame."""
     if isinstance(rows, (str, PathLike)):
-        return read_hashes(rows, by, argument)
+        return read_hashes(rows, by, argument, storage_options)
     check_frame(rows._meta if isinstance(rows, FrameBase) else rows, argument)
     return rank_rows(rows, by, (), (), resolve_identity(rows, identity, argument))
 

@@ -7,6 +7,7 @@ its columns. No other subpackage imports cuDF.
 from dask_image_ingest.frames.arrow_types import (
     as_lists,
     bytes_of,
+    has_type,
     is_byte_list,
     is_bytes,
     is_list,
@@ -78,6 +79,7 @@ __all__ = [
     "encoded_memory",
     "get_backend",
     "gpus",
+    "has_type",
     "image_columns",
     "index_columns",
     "is_byte_list",

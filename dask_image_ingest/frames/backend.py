@@ -19,7 +19,8 @@ from dask_image_ingest.errors import MissingDependencyError
 BackendName = Literal["cudf", "pandas"]
 
 #: Values and type of a new column. The values are an array (n,), for a list type an array (n, d),
-#: for a tensor type (n, ...), a Python list of strings or bytes, or an Arrow array.
+#: for a tensor type (n, ...), a Python list of strings or bytes, or an Arrow array, in chunks if it
+#: is too large for one.
 NewColumn: TypeAlias = tuple[Any, pa.DataType]
 
 

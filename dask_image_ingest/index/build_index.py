@@ -184,7 +184,7 @@ def write_combined(
     kinds = _kinds(indexes, storage_options)
     columns = {f"{kind}/{name}": FIELDS[name] for kind, names in kinds.items() for name in names}
     schema = pa.schema({_SHARD: pa.string(), KEY: pa.string(), **columns})
-    with output.scratch() as file:
+    with output.scratch(COMBINED_INDEX) as file:
         with IndexWriter(file, schema) as writer:
             for shard in sorted(indexes, key=natural_order):
                 try:

@@ -42,7 +42,13 @@ from dask_image_ingest.storage import (
     open_shard,
     shard_name,
 )
-from dask_image_ingest.storage.output import INDEX_ADVICE, STAGING, open_output, refuse_sources
+from dask_image_ingest.storage.output import (
+    INDEX_ADVICE,
+    STAGING,
+    OutputStore,
+    open_output,
+    refuse_sources,
+)
 from dask_image_ingest.tar import Damage, index_tar
 from dask_image_ingest.url_secrets import without_secrets
 
@@ -149,7 +155,7 @@ def write_index(
         outcomes = write(shards, target, overwrite, storage_options)
     finally:
         for output_folder in output_folders:
-            open_output(output_folder, INDEX_ADVICE, storage_options).remove_empty_staging()
+            _output(output_folder, storage_options).remove_empty_staging()
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed and shard_errors == "raise":
         raise ShardError(
@@ -239,7 +245,7 @@ def _combine(
         for name, outcome in new.items()
         if name not in errors
     }
-    output = open_output(folder, INDEX_ADVICE, storage_options)
+    output = _output(folder, storage_options)
     if indexes:
         if table is not None:
             indexes |= _in_combined(table, target, table.names - new.keys())
@@ -272,6 +278,11 @@ def _in_combined(table: IndexTable, url: str, names: Iterable[str]) -> dict[str,
         shard = Shard(url, facts.size, facts.version)
         indexes[name] = IndexFile(url, shard, name=name, file=table.file)
     return indexes
+
+
+def _output(folder: str, storage_options: dict[str, Any] | None) -> OutputStore:
+    """The output store of a folder of `folder_of`, whose last slash is a part of its name."""
+    return open_output(inside(folder, ""), INDEX_ADVICE, storage_options)
 
 
 def _folder(folder: Any) -> str | None:
@@ -315,7 +326,7 @@ def _write_one(
     if stage:
         name = f"{STAGING}/{name}"
     target = inside(beside, name)
-    output = open_output(beside, INDEX_ADVICE, storage_options)
+    output = _output(beside, storage_options)
     if why := unknown_version(shard):
         return _Outcome(shard.url, target, "failed", error=why)
     if not overwrite:

@@ -273,6 +273,11 @@ class Batches:
         return self._position_at(self._plan.after(self._first_row, steps))
 
     @property
+    def is_at_end(self) -> bool:
+        """True if no step of the epoch begins at ``start=``."""
+        return self._is_end(self._first_row)
+
+    @property
     def _first_row(self) -> int:
         """The row of the epoch at which the first iteration begins."""
         if isinstance(self._start, Position):

@@ -96,10 +96,9 @@ def mix(
     make = functools.partial(_mixed, list(frames), mixing, batch_size, columns, shuffle, options)
     if format != "torch":
         return make(epoch=epoch, start=start, share=parse_shard(shard, format))
-    from dask_image_ingest.loader.dataloader import TorchDataset
+    from dask_image_ingest.loader.dataloader import make_dataset
 
-    share = None if shard == "auto" else parse_shard(shard, format)
-    dataset = TorchDataset(make, start, share)
+    dataset = make_dataset(make, start, shard, goes_on=True)
     if epoch is not None:
         dataset.set_epoch(epoch)
     return dataset

@@ -650,7 +650,10 @@ def parse_shard(shard: Any, format: str) -> Share:
     if shard is None:
         return Share()
     if isinstance(shard, str) and shard == "auto":
-        return Share(*(torch_rank() if format == "torch" else (0, 1)), *torch_worker())
+        rank = (0, 1) if format != "torch" else torch_rank()
+        if format == "torch" and rank == (0, 1):
+            rank = _launched_rank()
+        return Share(*rank, *torch_worker())
     try:
         rank, world = map(operator.index, shard)
     except (TypeError, ValueError):
@@ -665,15 +668,43 @@ def parse_shard(shard: Any, format: str) -> Share:
 def torch_rank() -> tuple[int, int]:
     """Rank and world size of this process in ``torch.distributed``; (0, 1) outside of it."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return 0, 1
-    group = torch.distributed
-    if group.is_available() and group.is_initialized():
+    group = None if torch is None else torch.distributed
+    if group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
-    if torch.utils.data.get_worker_info() is not None and "WORLD_SIZE" in os.environ:
-        # A spawned DataLoader worker has no process group, but inherits torchrun's variables.
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
+
+
+# The process that imported this module: a fork of it has its process group, if there is one.
+_PROCESS = os.getpid()
+
+
+def _launched_rank() -> tuple[int, int]:
+    """Rank and world size by torchrun's variables, in a spawned worker of a ``DataLoader``.
+
+    It has no process group, and iterators that it makes have no process that could tell them.
+
+    Raises
+    ------
+    ArgumentError
+        If the variables are no rank.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None or torch.utils.data.get_worker_info() is None or os.getpid() != _PROCESS:
+        return 0, 1
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and world is None:
+        return 0, 1
+    try:
+        numbers = int(rank or ""), int(world or "")
+        if 0 <= numbers[0] < numbers[1]:
+            return numbers
+    except ValueError:
+        pass
+    raise ArgumentError(
+        "shard='auto': a spawned worker of a DataLoader takes its rank from torchrun's variables, "
+        f"and RANK={rank!r} with WORLD_SIZE={world!r} is none: set both, or pass shard=(rank, "
+        "world), or shard=None for all rows"
+    )
 
 
 def torch_worker() -> tuple[int, int]:

@@ -21,12 +21,12 @@ import time
 import uuid
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -85,14 +85,31 @@ class _Calls:
         """The result of a function that blocks."""
         return await self.loop.run_in_executor(self._threads, function)
 
-    def run(self, coroutine: Any) -> Any:
-        """The result of a coroutine on the loop; an interrupt cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+    def run(self, function: Callable[[], Awaitable[None]]) -> None:
+        """Run a coroutine on the loop; an interrupt cancels it."""
+        future = asyncio.run_coroutine_threadsafe(_awaited(function), self.loop)
         try:
-            return future.result()
+            _, error = future.result()
         except BaseException:
             future.cancel()
             raise
+        if error is not None:
+            raise error
+
+    async def called(self, call: Callable[[], Any], blocks: bool, context: Context) -> _Result:
+        """What a call gives, in a copy of a context; in a thread if it ``blocks``."""
+        if blocks:
+            inside = functools.partial(context.copy().run, call)
+            given, error = await self.in_thread(functools.partial(_result, inside))
+            if error is not None or not inspect.isawaitable(given):
+                return given, error
+            call = lambda: given  # noqa: E731
+        # In a task of its own: the function may cancel the one that it runs in.
+        task = self.loop.create_task(_awaited(call), context=context.copy())
+        try:
+            return await task
+        except asyncio.CancelledError as error:
+            return None, error
 
 
 class _Slots(asyncio.Semaphore):
@@ -115,6 +132,24 @@ class _Slots(asyncio.Semaphore):
             return 0
         self._failures = 0  # for the next computation
         return self._most_failures
+
+
+# What a call has given, or raised: a future may change errors, refuse them, or end its loop.
+_Result: TypeAlias = tuple[Any, BaseException | None]
+
+
+def _result(function: Callable[[], Any]) -> _Result:
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
+
+
+async def _awaited(function: Callable[[], Awaitable[Any]]) -> _Result:
+    try:
+        return await function(), None
+    except BaseException as error:
+        return None, error
 
 
 _lock = threading.Lock()
@@ -155,6 +190,10 @@ class _EndedError(Exception):
     """A row failed, and no other need be called."""
 
 
+class _NoOutcomeError(Exception):
+    """A row has neither outputs nor an error."""
+
+
 @dataclass(frozen=True)
 class RowMap(BatchMap):
     """``map_rows`` of one partition; ``concurrency`` and ``retries`` change no result."""
@@ -179,9 +218,11 @@ class RowMap(BatchMap):
                 keys.append(stable_token((what, arguments), functions=False))
             outcomes = [journal.read(key, self._schema) for key in keys]
         calls = _calls_of_process()
-        # In the context of this task, whose worker reports what it counts.
-        report = functools.partial(copy_context().run, count, ANSWERED)
-        calls.run(self._complete(outcomes, columns, keys, journal, calls, report))
+        context = copy_context()  # of this task, for the function and for its worker's counts
+        context.run(_journal.set, None)
+        calls.run(
+            functools.partial(self._complete, outcomes, columns, keys, journal, calls, context)
+        )
         done, failures, batches = [], dict[int, str](), []
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, _Failed):
@@ -189,6 +230,9 @@ class RowMap(BatchMap):
             elif outcome is not None:
                 done.append(row)
                 batches.append(outcome)
+        for row, outcome in zip(rows, outcomes, strict=True):
+            if outcome is None:
+                raise self.function.failure(_NoOutcomeError("its call was cancelled"), frame, [row])
         return self._columns(batches), done, failures
 
     async def _complete(
@@ -198,16 +242,17 @@ class RowMap(BatchMap):
         keys: Sequence[str],
         journal: RowJournal | None,
         calls: _Calls,
-        report: Callable[[], None],
+        context: Context,
     ) -> None:
         """Call the function for all rows without an outcome, unless one fails for good."""
         function = self.function.get()
+        blocks = not waits(function)
         slots = calls.slots(self.function.token, self.concurrency)
         slots.has_outputs |= any(outcome is not None for outcome in outcomes)
 
         async def complete(row: int) -> None:
-            arguments = functools.partial(_arguments, columns, row)
-            outcome = await self._outcome(function, arguments, calls)
+            call = functools.partial(_called, function, columns, row)
+            outcome = await self._outcome(call, blocks, calls, context)
             if isinstance(outcome, _Failed):
                 if _may_be_of_all(outcome.error):
                     outcome = replace(outcome, in_a_row=slots.failed())
@@ -219,7 +264,7 @@ class RowMap(BatchMap):
                 return
             outcomes[row] = outcome
             slots.succeeded()
-            report()
+            context.copy().run(count, ANSWERED)
             if journal is not None:
                 journal.add(keys[row], outcome)
                 if rows := journal.due():
@@ -243,32 +288,32 @@ class RowMap(BatchMap):
                     outcomes[row] = replace(outcome, in_a_row=len(outcomes))
 
     async def _outcome(
-        self, function: Callable[..., Any], arguments: Callable[[], list[Any]], calls: _Calls
+        self, call: Callable[[], Any], blocks: bool, calls: _Calls, context: Context
     ) -> pa.RecordBatch | _Failed:
         """The outputs for one row, after retries."""
         tries = 0
         while True:
             tries += 1
-            try:
-                result = await _called(function, arguments(), calls)
-                return self._batch(result)
-            except BaseException as error:  # an interrupt would end the loop
-                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                    raise
-                pause = pause_before_retry(error, tries) if tries <= self.retries else None
-                if pause is None:
-                    return _Failed(error, tries)
+            result, error = await calls.called(call, blocks, context)
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise error
+            if error is None:
+                result, error = _result(functools.partial(self._batch, result))
+            if error is None:
+                return result
+            pause = pause_before_retry(error, tries) if tries <= self.retries else None
+            if pause is None:
+                return _Failed(error, tries)
             await asyncio.sleep(pause)
 
     def _costs_a_row(self, failed: _Failed) -> bool:
         error = failed.error
-        is_of_a_row = isinstance(error, Exception) and may_be_of_a_row(error)
-        return self.errors == "null" and is_of_a_row and not failed.in_a_row
+        return self.errors == "null" and may_be_of_a_row(error) and not failed.in_a_row
 
     def _reason(self, failed: _Failed, frame: Any, row: int) -> str:
         """The reason in `error`; raises if the failure costs more than the row."""
         error = failed.error
-        if not isinstance(error, (Exception, asyncio.CancelledError)):
+        if isinstance(error, KeyboardInterrupt):
             raise error
         costs_a_row = self._costs_a_row(failed)
         if isinstance(error, _WrongResultError):
@@ -318,7 +363,8 @@ class RowMap(BatchMap):
     def _values_of(self, result: Any) -> Mapping[str, Any]:
         """The values of a row by the names of the outputs."""
         names = list(self.outputs)
-        if isinstance(result, Mapping) and result.keys() == self.outputs.keys():
+        is_named = isinstance(result, Mapping) and result.keys() == self.outputs.keys()
+        if is_named and not _is_struct(result, self.outputs):
             return result
         if len(names) == 1:
             return {names[0]: result}
@@ -334,12 +380,12 @@ class RowMap(BatchMap):
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         if batches:
             for number, (name, type_) in enumerate(self.outputs.items()):
-                column = pa.concat_arrays([batch.column(number) for batch in batches])
+                rows = [batch.column(number) for batch in batches]
                 if type_ == IMAGE:
-                    results[name] = [[_image(file) for file in column.to_pylist()]]
+                    results[name] = [[_image(row[0].as_py())] for row in rows]
                 else:
                     is_plain = pa.types.is_string(type_) or pa.types.is_binary(type_)
-                    results[name] = [column.to_pylist() if is_plain else column]
+                    results[name] = [row.to_pylist() for row in rows] if is_plain else rows
         return results
 
 
@@ -351,8 +397,8 @@ class _WrongResultError(Exception):
         self.error = error
 
 
-def _arguments(columns: Sequence[InputColumn], row: int) -> list[Any]:
-    return [column.row(row) for column in columns]
+def _called(function: Callable[..., Any], columns: Sequence[InputColumn], row: int) -> Any:
+    return function(*(column.row(row) for column in columns))
 
 
 def _is_cancelled() -> bool:
@@ -360,12 +406,15 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _called(function: Callable[..., Any], arguments: list[Any], calls: _Calls) -> Any:
-    if waits(function):
-        return await function(*arguments)
-    call = functools.partial(function, *arguments)
-    result = await calls.in_thread(call)
-    return await result if inspect.isawaitable(result) else result
+def _is_struct(result: Mapping[str, Any], outputs: Mapping[str, pa.DataType]) -> bool:
+    """True if a dict of the only output's name is its value: of a struct with such a field."""
+    ((name, type_), *others) = outputs.items()
+    if others or not pa.types.is_struct(type_) or (at := type_.get_field_index(name)) < 0:
+        return False
+    value, field = result[name], type_[at].type
+    if not isinstance(value, Mapping):
+        return True
+    return pa.types.is_struct(field) and value.keys() <= {each.name for each in field}
 
 
 def _npy(image: np.ndarray | None) -> bytes | None:

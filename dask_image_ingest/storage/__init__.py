@@ -36,6 +36,7 @@ from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.search import Search
 from dask_image_ingest.storage.shard import (
     Shard,
+    as_folder,
     is_web,
     local_path,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "RowSpan",
     "Search",
     "Shard",
+    "as_folder",
     "as_reader",
     "by_folder",
     "common_root",

@@ -26,7 +26,7 @@ from dask_image_ingest.storage.patterns import (
 )
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
 from dask_image_ingest.storage.search import ANY_DEPTH, Search, fits
-from dask_image_ingest.storage.shard import Shard, is_web, local_path
+from dask_image_ingest.storage.shard import Shard, as_folder, is_web, local_path
 from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
 from dask_image_ingest.url_secrets import url_identity
 
@@ -364,7 +364,7 @@ def common_root(
             root = glob_root(url)
             roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", ANY_DEPTH)))
         else:
-            roots.append((url.rstrip("/"), True))
+            roots.append((as_folder(url), True))
     common = roots[0][0].split("/")
     for root, _ in roots[1:]:
         pairs = zip(common, root.split("/"), strict=False)
@@ -412,8 +412,7 @@ def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKi
             infos = list_folder(folder, storage_options, {})
         except (ShardError, ShardNotFoundError):
             return set()
-        found = [name for name, info in infos.items() if info["type"] == "directory"]
-        names = {name.rstrip("/").rpartition("/")[2] for name in found}
+        names = {name for name, info in infos.items() if info["type"] == "directory"}
     else:
         try:
             with os.scandir(path or "/") as entries:

@@ -490,12 +490,8 @@ def test_stored_hashes_of_another_kind_or_version_are_refused(random, tmp_path, 
     ):
         with pytest.raises(dii.ArgumentError, match=r"000000.arrow has hashes of by='pdq' in ver"):
             refused()
-    monkeypatch.setattr(hash_store, "_VERSION", 2)
-    with pytest.raises(dii.ArgumentError, match="in version 1, not of by='pdq' in version 2"):
-        find_duplicates(table, against=tmp_path)
-    monkeypatch.undo()
-    (tmp_path / "000001.arrow").write_bytes(b"torn")
-    with pytest.raises(dii.ArgumentError, match=r"000001.arrow is not a file of write_hashes"):
+    monkeypatch.setattr(hash_store, "_VERSION", 3)
+    with pytest.raises(dii.ArgumentError, match="in version 2, not of by='pdq' in version 3"):
         find_duplicates(table, against=tmp_path)
 
 

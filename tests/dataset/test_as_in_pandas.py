@@ -140,6 +140,43 @@ def test_some_columns_of_an_operation_on_others(operation, ddf, rows):
         assert got.equals(expected[columns]), columns
 
 
+BY_ERRORS = {
+    "text": lambda d: ~d.error.fillna("").str.startswith("no image"),
+    "length": lambda d: d.error.str.len() > 3,
+    "constant": lambda d: d.error == "x",
+    "isin": lambda d: d.error.isin(["x"]),
+    "where": lambda d: d.error.where(d.error.notnull(), "x") == "x",
+    "mask": lambda d: d.error.mask(d.error.isna(), "x") == "x",
+    "cast": lambda d: d.error.isna().astype(int) > 0,
+    "aggregate": lambda d: d.error.str.len().fillna(0) > d.error.str.len().fillna(0).min(),
+    "metadata, too": lambda d: (d.error.fillna("x") == "x") & (d.height > 150),
+}
+
+OF_KEPT = {
+    "error": lambda kept: kept["error"],
+    "image": lambda kept: kept["image"],
+    "other columns": lambda kept: kept.drop(columns=["image"]).height,
+    "counts": lambda kept: kept["error"].value_counts(),
+    "filtered again": lambda kept: kept[kept.error.isna()].image,
+    "renamed": lambda kept: kept.rename(columns={"image": "photo"})["photo"],
+}
+
+
+def test_columns_of_the_rows_that_a_function_of_their_errors_keeps(ddf, rows):
+    wrong = {}
+    for mask, keep in BY_ERRORS.items():
+        for part, of_kept in OF_KEPT.items():
+            expected = of_kept(rows[keep(rows).fillna(False)])
+            try:
+                result = of_kept(ddf[keep(ddf)]).compute()
+            except Exception as error:
+                wrong[mask, part] = error
+            else:
+                if result.index.tolist() != expected.index.tolist():
+                    wrong[mask, part] = result
+    assert not wrong
+
+
 def test_the_images_of_the_smallest_rows(ddf, rows, work):  # noqa: F811
     smallest = ddf.nsmallest(3, "nbytes")
     expected = [image.tolist() for image in rows.nsmallest(3, "nbytes").images.arrays()]

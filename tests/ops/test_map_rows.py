@@ -86,6 +86,21 @@ def check(made):
     assert all(image.shape == (1, key, 3) for key, image in enumerate(images) if key % 5)
 
 
+def test_a_dict_that_is_a_struct_is_not_taken_for_the_outputs(frame):
+    for type_, given, expected in [
+        ("struct<c: int64, d: string>", {"c": 1}, {"c": 1, "d": None}),
+        ("struct<c: int64, d: string>", {"c": {"c": 1, "d": "x"}}, {"c": 1, "d": "x"}),
+        ("struct<c: struct<x: int64>>", {"c": {"x": 1}}, {"c": {"x": 1}}),
+        ("struct<c: struct<x: int64>>", {"c": {"c": {"x": 1}}}, {"c": {"x": 1}}),
+        ("struct<x: int64>", {"c": {"x": 1}}, {"x": 1}),
+        ("struct<x: int64>", {"c": None}, None),
+        ("int64", {"c": 1}, 1),
+    ]:
+        one = frame.iloc[:1].images.map_rows(lambda image, v=given: v, {"c": type_})
+        got = one["c"].iloc[0]
+        assert (None if got is pd.NA else got) == expected, (type_, given)
+
+
 def test_rows_have_their_results_in_order_and_so_many_wait_at_a_time(frame):
     function = Waits()
     made = frame.images.map_rows(function, OUTPUTS, inputs=["image", "__key__"], concurrency=7)

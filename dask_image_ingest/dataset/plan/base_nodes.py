@@ -268,6 +268,30 @@ class TotalQueryMask(QueryMask):
     """The mask of a text that raises for no row."""
 
 
+def _mask_of_rows(frame: Any, positions: Any) -> Any:
+    mask = backend_of(frame).numpy.zeros(len(frame), bool)
+    mask[positions] = True
+    return type(frame)({"kept": mask}, index=frame.index)["kept"]
+
+
+class RowsAt(ImageNode, dx.Blockwise):
+    """Mask of the rows at some positions: ``positions`` has an array for each partition.
+
+    Below operations that keep all rows it is the same mask, and below those that drop some it is
+    not: it is not row-wise.
+    """
+
+    _parameters: ClassVar = ["frame", "positions"]
+    operation = staticmethod(_mask_of_rows)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return _mask_of_rows(self.frame._meta, np.empty(0, np.int64))
+
+    def _blockwise_arg(self, arg: Any, i: int) -> Any:
+        return arg[i] if isinstance(arg, tuple) else super()._blockwise_arg(arg, i)
+
+
 class TailOfSorted(dx.Tail):
     """A tail above a sort, of which Dask makes an ``NLast`` of all rows where it can.
 

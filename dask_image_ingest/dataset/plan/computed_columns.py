@@ -21,6 +21,7 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     PreservesRows,
     QueryMask,
     Read,
+    RowsAt,
     TotalQueryMask,
     is_optimized,
     used_by,
@@ -132,8 +133,8 @@ class MapColumns(AppendsColumns, PreservesRows):
 #: Operations that keep rows by their values.
 FILTERS = (dx.Filter, dx.Loc, dx.DropnaFrame, dx.Query)
 
-# Operations that compute each row from that row of their operands.
-_ROW_WISE = (*SAME_ROWS, *RENAMES, *ELEMENTWISE, dx.Drop, dx.Index, dx._DeepCopy)
+# Operations that compute each row from that row of their operands, or from its position.
+_ROW_WISE = (*SAME_ROWS, *RENAMES, *ELEMENTWISE, RowsAt, dx.Drop, dx.Index, dx._DeepCopy)
 
 
 def filter_first(top: dx.Expr, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -180,6 +181,9 @@ def _moved(parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if not dx.are_co_aligned(tree.foot, on_foot):
             return None
         filtered = _filtered(tree.foot, on_foot)
+        computes = any(isinstance(node, AppendsColumns) for node in tree.nodes.values())
+        if not computes and filtered._name == dx.Filter(tree.foot, on_foot)._name:
+            return None  # it would stay above the decode, where projections go below it again
         result = tree.over(filtered, top)
         if above:
             result = dx.Filter(result, tree.over(filtered, functools.reduce(dx.And, above)))
