@@ -13,7 +13,6 @@ import pyarrow as pa
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
-    is_column,
     number_of_bytes,
     shown,
     whole_number,
@@ -268,7 +267,7 @@ def find_overlaps(
     check_frame(train._meta if isinstance(train, FrameBase) else train, "train")
     id_columns = resolve_identity(train, identity, "train")
     if not isinstance(by, str) or by not in KINDS:
-        if not is_column(by, train.columns):
+        if by not in train.columns:
             kinds = ", ".join(map(repr, KINDS))
             raise ArgumentError(
                 f"by={shown(by)}: choose {kinds}, or a column of vectors of train= and test="

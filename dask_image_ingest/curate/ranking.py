@@ -20,7 +20,7 @@ from dask import delayed
 from dask.base import tokenize
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.arguments import is_column, shown
+from dask_image_ingest.arguments import shown
 from dask_image_ingest.curate.fingerprints import (
     PDQ_QUALITY,
     Kind,
@@ -83,7 +83,7 @@ def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") 
         If the frame lacks them.
     """
     if identity is not None:
-        if not is_column(identity, frame.columns):
+        if identity not in frame.columns:
             raise ArgumentError(
                 f"identity={shown(identity)}: {argument}= has no such column; pass one of unique "
                 "values"
@@ -348,7 +348,7 @@ def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
     """
     rank_by = _KEEP.get(keep) if isinstance(keep, str) else None
     if rank_by is None:
-        if not is_column(keep, frame.columns):
+        if keep not in frame.columns:
             raise ArgumentError(
                 f"keep={shown(keep)}: choose 'best', 'largest', 'first' or a column of the frame"
             )

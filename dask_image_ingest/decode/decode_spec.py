@@ -94,7 +94,7 @@ class DecodeSpec:
     draw: int = 0
     token: str = field(init=False, repr=False)
     transform_code: Mapping[str, str] = field(init=False, repr=False)
-    version: str = field(default_factory=own_version, repr=False)
+    version: str = field(default_factory=own_version, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         options: list[Any] = [

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.computing import LISTED, count, listing
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.storage.open import refuse_special
 from dask_image_ingest.storage.patterns import (
@@ -265,7 +264,6 @@ def _files_at(path: str, kind: FileKind, left_out: LeftOut, searched: bool) -> I
     elif kind.single and not is_utf8(path):
         left_out.add(_NOT_UTF8, path)
     elif stat.S_ISREG(status.st_mode):
-        count(LISTED)
         yield Shard(path, status.st_size, str(status.st_mtime_ns))
     elif searched:
         left_out.add("pipes, sockets and devices", path)
@@ -345,10 +343,7 @@ def find_shards(
     >>> find_shards("train-{000..003}.tar")[0]
     Shard(url='/.../train-000.tar', size=4177920, version='...', sidecar=None)
     """
-    patterns = _as_patterns(paths)
-    more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
-    with listing(f"{shown(patterns[0])}{more}"):
-        return _find(patterns, storage_options, kind)
+    return _find(_as_patterns(paths), storage_options, kind)
 
 
 def common_root(

@@ -5,7 +5,6 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
-from dask_image_ingest.computing import LISTED, count
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.storage.fsspec_compat import (
     Info,
@@ -89,7 +88,6 @@ def list_folder(
             folder = f"{head}{path}/{tail}"
         fs, path = file_system(folder, storage_options)
         listed = call_fsspec(folder, entries_in, fs, path)
-        count(LISTED, len(listed))
         for name, entry in listed.items():
             entries[unquote(name.partition("?")[0]) if web else name] = entry
         return entries
@@ -198,7 +196,6 @@ def _search(
             entries = {name_below(fs_root, path) or "": info for path, info in found.items()}
     except ShardNotFoundError:
         return []
-    count(LISTED, len(entries))
     if not entries:
         _info(fs, fs_root, url)  # raises if the server is unreachable, which listings may hide
     files: dict[str, Info] = {}
@@ -235,11 +232,7 @@ def _infos(
     fs: FileSystem, paths: list[str], urls: list[str], beside: bool = False
 ) -> list[Info | None]:
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE if fs.async_impl else 1) as pool:
-        infos = []
-        for info in pool.map(lambda path, url: _info(fs, path, url, beside), paths, urls):
-            infos.append(info)
-            count(LISTED, info is not None)
-        return infos
+        return [*pool.map(lambda path, url: _info(fs, path, url, beside), paths, urls)]
 
 
 def _info(fs: FileSystem, path: str, url: str, beside: bool = False) -> Info | None:

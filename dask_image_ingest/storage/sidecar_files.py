@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from dask_image_ingest.computing import listing
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.storage.fsspec_compat import (
     Info,
@@ -147,10 +146,9 @@ def find_beside(
     """
     urls = [_beside(shard.url, suffix) for shard in shards]
     candidates = list(filter(None, urls))
-    with listing(f"the {suffix} files beside the shards"):
-        files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
-        remote = [url for url in candidates if local_path(url) is None]
-        files |= find_files(remote, storage_options, listings)
+    files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
+    remote = [url for url in candidates if local_path(url) is None]
+    files |= find_files(remote, storage_options, listings)
     return [None if url is None else files[url] for url in urls]
 
 

@@ -546,7 +546,6 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
         ({"memory": "1 MiB"}, "memory='1 MiB': pass at least 64 MiB"),
         ({"against": "no folder"}, "against='no folder': no folder of write_hashes"),
         ({"against": 3}, "against="),
-        ({"variants": 1}, "variants=1"),
         ({"by": "bytes", "variants": ["mirrored"]}, "by='bytes' finds equal"),
         ({"keep": "prettiest"}, "choose 'best', 'largest', 'first' or a column"),
         ({"keep": "format"}, "of numbers"),

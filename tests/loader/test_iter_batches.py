@@ -230,7 +230,6 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
         {"start": True},
         {"format": "jax"},
         {"format": None},
-        {"columns": 5},
         {"columns": ["nothing"]},
         {"columns": ["cls", "__key__", "cls"]},
     ],
