@@ -23,7 +23,6 @@ from dask_image_ingest.loader.order import (
 )
 
 try:
-    import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingDependencyError(
