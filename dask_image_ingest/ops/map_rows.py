@@ -73,7 +73,8 @@ class _Calls:
         threading.Thread(target=self._run, name="image-ingest-calls", daemon=True).start()
 
     def _run(self) -> None:
-        while True:  # an exit in a task that a function has started ends `run_forever`
+        # An exit in a task that a function has started ends `run_forever`.
+        while not self.loop.is_closed():
             with contextlib.suppress(BaseException):
                 self.loop.run_forever()
 
