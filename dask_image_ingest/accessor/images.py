@@ -25,12 +25,14 @@ from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.loader import (
     FORMATS,
     Batches,
+    Facts,
     Format,
     FrameRows,
     Schedule,
     Source,
     make_buckets,
     make_sample,
+    once,
     parse_shard,
 )
 from dask_image_ingest.ops import (
@@ -515,7 +517,8 @@ class Images(ABC, Generic[Frame, Series]):
             one shape.
         collate_fn
             A function that makes the batch: it gets a list of rows, each a dict of NumPy arrays and
-            values by column, and gives anything. It runs in the workers of a ``DataLoader``.
+            values by column, and gives anything. It runs in the workers of a ``DataLoader``. A
+            batch without rows is None, without a call.
 
         Returns
         -------
@@ -587,14 +590,20 @@ class Images(ABC, Generic[Frame, Series]):
         epoch: int | None,
         steps: int | None,
         repeat: bool,
+        facts: Facts | None = None,
         **options: Any,
     ) -> Batches:
         rows = self._frame_rows(columns)
-        compute = functools.partial(self._computed_column, rows.names)
+        known: Facts = {} if facts is None else facts
+
+        def compute(name: str) -> pd.Series:
+            compute_column = functools.partial(self._computed_column, rows.names, name)
+            return once(known, ("column", name), compute_column)
+
         sample = make_sample(*drawn, self._columns(), compute)
         sizes = make_buckets(buckets, self._columns(), compute)
         schedule = Schedule(shuffle, epoch, steps, repeat, sample, sizes)
-        return Batches([rows], schedule=schedule, **options)
+        return Batches([rows], schedule=schedule, facts=known, **options)
 
     def _frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
         """The rows with their image and some of the other columns, for batches.

@@ -31,6 +31,7 @@ except ImportError as error:
     ) from error
 
 from dask_image_ingest.loader.loops import Loop, Loops
+from dask_image_ingest.loader.source import Facts
 from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
@@ -58,6 +59,8 @@ class TorchDataset(IterableDataset):
     ) -> None:
         self._make = make
         self._loops = Loops(parse_start(start))
+        # Copies in workers have what is known when they are made.
+        self._facts: Facts = {}
         self._share = share
         self._goes_on = goes_on
         # The latest iterator of this process, and the epoch that it goes through.
@@ -102,6 +105,18 @@ class TorchDataset(IterableDataset):
             iter(self)
         assert self._batches is not None
         return next(self._batches)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that share the batches."""
+        return self._share.world if self._share else self._rank()[1]
+
+    def prepare(self, workers: int) -> None:
+        """Find what the order needs to know of the rows, before workers are started."""
+        if not self._facts:
+            share = (self._share or Share(*self._rank()))._replace(workers=workers)
+            epoch = self._loops.next.epoch
+            self._make(epoch=epoch, start=0, share=share, facts=self._facts).prepare()
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -235,7 +250,7 @@ class TorchDataset(IterableDataset):
         share = (self._share or Share(*self._rank()))._replace(
             worker=0 if is_resumed else worker, workers=workers
         )
-        return self._make(epoch=loop.epoch, start=loop.start, share=share)
+        return self._make(epoch=loop.epoch, start=loop.start, share=share, facts=self._facts)
 
 
 def _plain(start: Any) -> Any:
@@ -246,6 +261,11 @@ class BatchLoader(DataLoader):
     """A ``DataLoader`` of batches, which tells its dataset the epoch."""
 
     dataset: TorchDataset
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.num_workers:
+            self.dataset.prepare(self.num_workers)
+        return super().__iter__()
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be another epoch, as transformers' ``Trainer`` asks for."""

@@ -14,6 +14,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
 from dask_image_ingest.loader.iter_batches import Batches, MixOf, Schedule
 from dask_image_ingest.loader.order import Share, parse_shard
+from dask_image_ingest.loader.source import Facts
 
 
 def mix(
@@ -115,6 +116,7 @@ def _mixed(
     epoch: int | None,
     start: Any,
     share: Share,
+    facts: Facts | None = None,
 ) -> Batches:
     rows = [frame.images._frame_rows(columns) for frame in frames]
     first = rows[0]
@@ -133,6 +135,7 @@ def _mixed(
         start=start,
         share=share,
         mix=mixing,
+        facts=facts,
         **options,
     )
 

@@ -6,10 +6,15 @@ import collections
 import dataclasses
 import os
 import resource
+import threading
 from pathlib import Path
 
+import dask
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
+from dask.callbacks import Callback
 from forked_python import Fork, run_main, run_python
 from processes import SECONDS, until
 from small_frames import lazy_frame, small_frame
@@ -234,3 +239,59 @@ def test_workers_end_with_a_training_that_is_killed(context, tmp_path):
     workers = output.read_text().split()
     assert len(workers) == 2, errors.read_text()
     until(lambda: not any(map(is_running, workers)), "workers outlived their job")
+
+
+@pytest.fixture
+def threads():
+    with dask.config.set(scheduler="threads"):
+        yield
+
+
+def columns_of_order(shards):
+    ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
+    return ddf, ({}, {"balance": "cls"}, {"weights": "cls"}, {"buckets": [(16, 16), (16, 24)]})
+
+
+def test_what_the_order_needs_is_computed_before_workers_start(shards, threads, tmp_path):
+    ddf, options = columns_of_order(shards)
+    computed = tmp_path / "computed"
+
+    def start(graph):  # partitions are read on other threads
+        worker = torch.utils.data.get_worker_info()
+        if threading.current_thread() is threading.main_thread():
+            with computed.open("a") as file:
+                file.write("in the training\n" if worker is None else "in a worker\n")
+
+    with Callback(start=start):
+        for each in options:
+            loader = ddf.images.dataloader(5, shuffle=1, num_workers=2, timeout=SECONDS, **each)
+            assert sum(len(batch["cls"]) for batch in loader) == 24
+    assert set(computed.read_text().splitlines()) == {"in the training"}
+
+
+def test_workers_of_a_process_that_has_computed_wait_for_nothing(shards, threads):
+    ddf, options = columns_of_order(shards)
+    len(ddf), ddf[["cls"]].compute()  # Dask has threads now, which a fork has not
+    loaders = [ddf.images.dataloader(5, shuffle=1, **each) for each in options]
+    datasets = [loader.dataset for loader in loaders]
+    datasets.append(dii.mix([ddf, ddf], 5, format="torch", shuffle=1))
+    for dataset in datasets:
+        loader = torch.utils.data.DataLoader(
+            dataset, batch_size=None, num_workers=1, timeout=SECONDS
+        )
+        assert sum(len(batch["cls"]) for batch in loader) >= 24
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_loader_whose_file_changes_raises(tmp_path, shuffle, workers):
+    file = tmp_path / "rows.parquet"
+    pd.DataFrame({"x": np.arange(5.0)}).to_parquet(file)
+    frame = dd.from_map(pd.read_parquet, [file], meta=pd.DataFrame({"x": np.zeros(0)}))
+    loader = frame.images.dataloader(2, shuffle=shuffle, num_workers=workers)
+    assert len(loader) == 3
+    assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(5))
+    for count in (9, 3):
+        pd.DataFrame({"x": np.arange(float(count))}).to_parquet(file)
+        with pytest.raises(dii.ArgumentError, match=f"partition 0 has {count} rows, and had 5"):
+            list(loader)
