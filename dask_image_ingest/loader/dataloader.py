@@ -107,6 +107,11 @@ class TorchDataset(IterableDataset):
         assert self._batches is not None
         return next(self._batches)
 
+    @property
+    def world(self) -> int:
+        """Number of ranks that share the batches."""
+        return self._share.world if self._share else self._rank()[1]
+
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
         if self._batches is not None:
@@ -206,7 +211,7 @@ class TorchDataset(IterableDataset):
         ------
         ArgumentError
         """
-        if (self._share or Share(*self._rank())).world > 1:
+        if self.world > 1:
             raise ArgumentError(
                 "accelerate would divide the batches among the ranks, and each has its part "
                 "already: leave this DataLoader out of prepare(), and move its batches with "
