@@ -217,7 +217,7 @@ class TorchDataset(IterableDataset):
         ------
         ArgumentError
         """
-        if (self._share or Share(*self._rank())).world > 1:
+        if self.world > 1:
             raise ArgumentError(
                 "accelerate would divide the batches among the ranks, and each has its part "
                 "already: leave this DataLoader out of prepare(), and move its batches with "

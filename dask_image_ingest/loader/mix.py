@@ -61,7 +61,8 @@ def mix(
         An iterator of batches as from ``iter_batches``, with ``len`` and ``position``. The rows of
         a batch are grouped by frame, in the order of ``frames``. If the frames' images differ in
         shape, they are lists of arrays. With ``format="torch"`` it is a torch ``IterableDataset``
-        too, for ``DataLoader(batches, batch_size=None, num_workers=2)``.
+        too, for ``DataLoader(batches, batch_size=None, num_workers=2)``, with ``set_epoch`` and
+        ``position_after`` as the dataset of ``dataloader`` has them.
 
     Raises
     ------
