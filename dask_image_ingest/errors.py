@@ -25,7 +25,6 @@ __all__ = [
     "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
-    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
