@@ -668,10 +668,11 @@ class Images(ABC, Generic[Frame, Series]):
             workers. All ranks of ``torch.distributed`` together yield each image once, in the same
             number of batches, which is its ``len``. Its ``dataset`` is an ``IterableDataset`` of
             batches: ``loader.dataset.set_epoch(epoch)`` changes the order of a shuffle and the
-            numbers of random augmentations, with ``persistent_workers=True`` too;
-            ``loader.dataset.position_after(steps)`` is an argument ``start=``, to resume with any
-            number of ranks and workers. The dataset's ``state_dict`` and ``load_state_dict`` let
-            torchdata's ``StatefulDataLoader(loader.dataset, batch_size=None)`` resume.
+            numbers of random augmentations, with ``persistent_workers=True`` too, for all loops
+            that follow; ``loader.dataset.position_after(steps)`` is an argument ``start=``, to
+            resume with any number of ranks and workers. The dataset's ``state_dict`` and
+            ``load_state_dict`` let torchdata's ``StatefulDataLoader(loader.dataset,
+            batch_size=None)`` resume.
 
         Raises
         ------

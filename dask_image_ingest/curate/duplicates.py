@@ -140,7 +140,7 @@ def find_duplicates(
     tables as make that 99.9 % at ``distance``. Hashes that are alike in crowds are searched once
     more, among themselves, by tables of more bits, which may miss as many again. All rows that are
     connected by near pairs are then compared with each other. Rows that have no fingerprint are
-    kept.
+    kept; a warning in the log counts them.
 
     The ``"best"`` image has the largest (height × width)^0.575 × max(d, 0.3), of the stored size,
     with d = ``quality.detail`` × bits a pixel^0.05, of at most 8 bits. So the larger of two copies

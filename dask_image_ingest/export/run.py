@@ -88,7 +88,15 @@ def export(
         if output.read(REPLACING) != here.mark:
             return (there if there.is_of_this_frame() else here).run()
         # Also where a run with overwrite=True was killed before it had a plan.
-        return replace(there, resume=resume and there.is_of_this_call()).run()
+        there = replace(there, resume=resume and there.is_of_this_call())
+        try:
+            return there.run()
+        except DaskImageIngestError as error:
+            if error.__cause__ is None:  # refused: there is nothing to go on with
+                check_lock()
+                output.remove([REPLACING])
+                output.remove_empty_staging()
+            raise
 
 
 @dataclass
@@ -192,10 +200,8 @@ class _Run:
             if not self.resume:
                 self.target.refuse_loss(plan, rejected.summary())
             description = self._describe_accepted(staged, plan, read)
-        except BaseException as error:
+        except BaseException:
             self.check_lock()  # without it, staged files may be another run's
-            if isinstance(error, DaskImageIngestError) and error.__cause__ is None:
-                self.target.output.remove([REPLACING])  # refused: another try is no resumed one
             self.output.remove(set(self._staged()) - set(staged_before))
             if not self._staged():
                 self.output.remove_staging()

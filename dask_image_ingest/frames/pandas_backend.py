@@ -123,12 +123,13 @@ def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -
     if description["pandas_type"] == "categorical" and description["metadata"]:
         return _categories(column.to_pandas(), description["metadata"]["ordered"], meta)
     dtype = meta
-    if isinstance(meta, pd.ArrowDtype) and has_type(meta.pyarrow_dtype, pa.types.is_dictionary):
-        type_ = meta.pyarrow_dtype
-        column = pa.chunked_array([_encoded(chunk, type_) for chunk in column.chunks], type_)
+    if description["numpy_type"] in (None, str(meta)):
+        type_ = meta.pyarrow_dtype if isinstance(meta, pd.ArrowDtype) else pa.null()
+        if has_type(type_, pa.types.is_dictionary):
+            column = pa.chunked_array([_encoded(chunk, type_) for chunk in column.chunks], type_)
     elif isinstance(meta, pd.ArrowDtype) and pa.types.is_decimal(column.type):
         dtype = pd.ArrowDtype(column.type)  # the description says "object"
-    elif description["numpy_type"] not in (None, str(meta)):
+    else:
         # A function returned another dtype than its meta. Arrow's if pandas has no such name.
         with suppress(TypeError, ValueError, NotImplementedError):
             dtype = pd.api.types.pandas_dtype(description["numpy_type"])

@@ -84,9 +84,10 @@ def write_index(
 
     An index is a parquet file beside its shard, ``000.tar.index.parquet`` for ``000.tar``, with a
     row per sample: its key, where its members are, what the headers of its images say, and its
-    texts and labels of up to 64 KiB. It stores the size and version (modification time or ETag) of
-    its shard, and is not used if these have changed. :func:`read_webdataset_images` finds it; then
-    no shard is opened until pixels are needed. The rows are the same as without an index.
+    texts and labels of up to 64 KiB. It stores the size, version (modification time or ETag) and a
+    digest of the first bytes of its shard, and is not used if these have changed.
+    :func:`read_webdataset_images` finds it; then no shard is opened until pixels are needed. The
+    rows are the same as without an index.
 
     Parameters
     ----------

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import cloudpickle
-import dask
-from dask.system import CPU_COUNT
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.order import (
     Position,
@@ -24,7 +23,6 @@ from dask_image_ingest.loader.order import (
 )
 
 try:
-    import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingDependencyError(
@@ -33,8 +31,7 @@ except ImportError as error:
     ) from error
 
 from dask_image_ingest.loader.loops import Loop, Loops
-
-_THREADS = "image-ingest.decode-threads"
+from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -83,7 +80,7 @@ class TorchDataset(IterableDataset):
         return len(self._iterate(self._loops.next._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
-        _share_cores()
+        set_up_worker()
         self._iterations += 1
         worker, batches = get_worker_info(), self._batches
         resumed, self._resumed = self._resumed, None
@@ -98,18 +95,13 @@ class TorchDataset(IterableDataset):
         self._iterated = loop.epoch
         is_resumed = resumed is not None and isinstance(loop.start, Position)
         self._batches = self._iterate(loop, is_resumed)
-        return self._batches if worker is None else map(_in_shared_memory, self._batches)
+        return self._batches if worker is None else map(sendable, self._batches)
 
     def __next__(self) -> Any:
         if self._batches is None:
             iter(self)
         assert self._batches is not None
         return next(self._batches)
-
-    @property
-    def world(self) -> int:
-        """Number of ranks that share the batches."""
-        return self._share.world if self._share else self._rank()[1]
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -142,7 +134,18 @@ class TorchDataset(IterableDataset):
         """Let the next loop be another epoch: another order, and other augmentations.
 
         Loops that follow are this epoch again, until another one is set.
+
+        Raises
+        ------
+        ArgumentError
+            If accelerate, which calls this in each loop, would divide this rank's part once more.
         """
+        accelerate = sys.modules.get("accelerate.state")
+        if accelerate is not None:
+            loaders = accelerate.GradientState().dataloader_references
+            iterated = [getattr(loader, "dataset", None) for loader in loaders]
+            if any(self in (data, getattr(data, "dataset", None)) for data in iterated):
+                self.refuse_division()
         self._loops.set_epoch(
             whole_number("epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1)
         )
@@ -191,6 +194,20 @@ class TorchDataset(IterableDataset):
         _, rank = state["_unpickled"]
         make = cloudpickle.loads(state["_make"])
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
+
+    def refuse_division(self) -> None:
+        """Refuse that accelerate divides the batches among the ranks, of which each has its part.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        if (self._share or Share(*self._rank())).world > 1:
+            raise ArgumentError(
+                "accelerate would divide the batches among the ranks, and each has its part "
+                "already: leave this DataLoader out of prepare(), and move its batches with "
+                ".to(accelerator.device); or make it with shard=None"
+            )
 
     def _rank(self) -> tuple[int, int]:
         """Rank and world: in a spawned worker those of the process that started it."""
@@ -245,18 +262,13 @@ class BatchLoader(DataLoader):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """Asked by accelerate before it divides the batches among the ranks: they are already.
+        """False; accelerate asks before it takes the loader for one that it has to divide.
 
         Raises
         ------
         ArgumentError
         """
-        if self.dataset.world > 1:
-            raise ArgumentError(
-                "accelerate would divide the batches among the ranks, and each has its part "
-                "already: leave this DataLoader out of prepare(), and move its batches with "
-                ".to(accelerator.device); or make it with shard=None"
-            )
+        self.dataset.refuse_division()
         return False
 
 
@@ -291,43 +303,3 @@ def make_dataloader(
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
-
-
-def _in_shared_memory(batch: Any) -> Any:
-    """Move the tensors of a batch to shared memory, from where the training process takes them.
-
-    Otherwise the worker does so on a thread, which drops a batch that finds no room: the training
-    process would wait for it for ever.
-
-    Raises
-    ------
-    ClusterError
-        If shared memory is full.
-    """
-    for tensor in _tensors(batch):
-        if not tensor.is_cuda:
-            try:
-                tensor.share_memory_()
-            except (RuntimeError, OSError) as error:
-                raise ClusterError(
-                    f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
-                    f"{tensor.nbytes:,} bytes of a batch: {error}. Make it larger (docker run "
-                    "--shm-size), or reduce batch_size, num_workers or prefetch_factor"
-                ) from error
-    return batch
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors in dicts, lists and tuples."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
-
-
-def _share_cores() -> None:
-    """Divide the decoding threads among the workers of a ``DataLoader``."""
-    worker = get_worker_info()
-    if worker is not None and not dask.config.get(_THREADS, None):
-        dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})

@@ -328,7 +328,7 @@ class Batches:
                 drawn = None if schedule.steps is None else schedule.steps * size
                 sample = schedule.sample(drawn)
             readers = READERS if seed is None else self._readers(number)
-            streams.append(Stream(counts, seed, readers, sample))
+            streams.append(Stream(counts, seed, readers, sample, number))
         if self._mix is not None:
             shares, longest = self._mix
             return Mix(streams, size, shares, seed or 0, self._epoch, longest)
@@ -358,13 +358,14 @@ class Batches:
     @functools.cached_property
     def _sources_to_read(self) -> list[Source]:
         """The sources to read: references, if the last step is a decode of files."""
-        return [self._source_to_read(source) for source in self._sources]
+        return [self._source_to_read(*numbered) for numbered in enumerate(self._sources)]
 
-    def _source_to_read(self, source: Source) -> Source:
+    def _source_to_read(self, number: int, source: Source) -> Source:
         references = None if self._is_sequential else source.references()
         if references is not None:
             return references
-        draw = draws_of(self._schedule.shuffle or 0, self._epoch, np.zeros(1, np.int64))
+        once = np.zeros(1, np.int64)
+        draw = draws_of(self._schedule.shuffle or 0, self._epoch, once, number)
         return source.drawn(int(draw[0]))
 
     def __repr__(self) -> str:

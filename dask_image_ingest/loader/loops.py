@@ -20,9 +20,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-from torch.utils.data import get_worker_info
-
-from dask_image_ingest.loader.order import Position, parse_start
+from dask_image_ingest.loader.order import Position, parse_start, worker_of_loader
 
 # Loops that are remembered: more than are under way at once.
 _REMEMBERED = 8
@@ -59,7 +57,7 @@ class Loops:
 
     def __init__(self, start: int | Position) -> None:
         epoch = start.epoch if isinstance(start, Position) else 0
-        first = {"epoch": epoch, "start": start, "is_set": False, "loops": []}
+        first: dict[str, Any] = {"epoch": epoch, "start": start, "is_set": False, "loops": []}
         self._hold(_new_file({"": first}))
 
     def _hold(self, file: int) -> None:
@@ -79,7 +77,7 @@ class Loops:
         """The state of this process, or of the one whose worker this is, to read and change."""
         parent = multiprocessing.parent_process()
         above = os.getppid() if parent is None else parent.pid
-        process = os.getpid() if get_worker_info() is None else above
+        process = os.getpid() if worker_of_loader() is None else above
         # A lock of the file, not a semaphore: that of a worker that is killed is released.
         fcntl.lockf(self._file, fcntl.LOCK_EX)
         try:
@@ -131,17 +129,13 @@ class Loops:
         check
             Gives the start in an epoch for a start of perhaps another one, or raises.
         """
-        worker = get_worker_info()
+        worker = worker_of_loader()
         # Which loop it is: a loop without workers is one of its own.
-        loop = (
-            {"workers": 0}
-            if worker is None
-            else {
-                "workers": worker.num_workers,
-                "iteration": iteration,
-                "process": _process_number() - worker.id,
-            }
-        )
+        loop: dict[str, Any] = {"workers": 0}
+        if worker is not None:
+            number, workers = worker
+            first = _process_number() - number
+            loop = {"workers": workers, "iteration": iteration, "process": first}
         with self._own() as own:
             for begun in own["loops"] if worker else ():
                 if _is_same(begun, loop):

@@ -26,6 +26,7 @@ from dask_image_ingest.errors import (
     DaskImageIngestError,
     FunctionError,
     MissingDependencyError,
+    portable_causes,
 )
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.arrow_rows import ResultError
@@ -161,6 +162,10 @@ class BatchFunction:
         """Reason in the column `error` of a row for which a call fails."""
         text = f"gave {error.gave}" if isinstance(error, ResultError) else error_text(error)
         return without_secrets(f"function-failed: {self.name}: {text}")
+
+    def told(self, frame: Any, row: int, reason: str) -> str:
+        """The reason why a call failed for a row, in a text that names the row."""
+        return f"{self.called_by}: {_rows_text(frame, [row], self.noun)}: {reason}"
 
     def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match the outputs, naming the rows."""
@@ -336,7 +341,8 @@ class BatchMap:
         rows, columns = self.arguments(frame)
         if not rows:
             return self.meta(frame)
-        results, done, failures = self._results(frame, rows, columns)
+        with portable_causes():
+            results, done, failures = self._results(frame, rows, columns)
         self._log(failures, frame, len(rows))
         return self._assemble(frame, results, done, failures)
 
@@ -559,13 +565,16 @@ def may_be_of_a_row(error: BaseException) -> bool:
     return True
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, those that led to it, and those that they hold, as of clients that retry."""
+    errors: list[Any] = [error]
+    seen = set[int]()
+    for each in errors:
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            held = (*each.args, getattr(each, "reason", None), *getattr(each, "exceptions", ()))
+            errors += [each.__cause__, each.__context__, *held]
 
 
 def _first_that_fails(

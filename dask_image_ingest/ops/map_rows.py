@@ -15,13 +15,13 @@ import inspect
 import io
 import os
 import random
-import socket
+import re
 import threading
 import time
 import uuid
 import zlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field, replace
@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.computing import ANSWERED, count
+from dask_image_ingest.errors import FunctionError
 from dask_image_ingest.frames import IMAGE, backend_of, get_backend
 from dask_image_ingest.ops.arrow_rows import ResultError
 from dask_image_ingest.ops.inputs import InputColumn
@@ -69,9 +70,12 @@ class _Calls:
         self._slots: WeakValueDictionary[Any, _Slots] = WeakValueDictionary()
         # Of the last functions, so that failures are counted over partitions.
         self._recent: deque[_Slots] = deque(maxlen=8)
-        threading.Thread(
-            target=self.loop.run_forever, name="image-ingest-calls", daemon=True
-        ).start()
+        threading.Thread(target=self._run, name="image-ingest-calls", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:  # an exit in a task that a function has started ends `run_forever`
+            with contextlib.suppress(BaseException):
+                self.loop.run_forever()
 
     def slots(self, token: str, concurrency: int) -> _Slots:
         """The slots of a function."""
@@ -85,16 +89,20 @@ class _Calls:
         """The result of a function that blocks."""
         return await self.loop.run_in_executor(self._threads, function)
 
-    def run(self, function: Callable[[], Awaitable[None]]) -> None:
-        """Run a coroutine on the loop; an interrupt cancels it."""
+    def run(self, function: Callable[[], Awaitable[float]]) -> float:
+        """The result of a coroutine on the loop; an interrupt cancels it."""
         future = asyncio.run_coroutine_threadsafe(_awaited(function), self.loop)
         try:
-            _, error = future.result()
+            result, error = future.result()
         except BaseException:
             future.cancel()
             raise
+        if isinstance(error, asyncio.CancelledError):  # by a function: rows have no outcome
+            return 0.0
         if error is not None:
             raise error
+        answered: float = result
+        return answered
 
     async def called(self, call: Callable[[], Any], blocks: bool, context: Context) -> _Result:
         """What a call gives, in a copy of a context; in a thread if it ``blocks``."""
@@ -120,10 +128,17 @@ class _Slots(asyncio.Semaphore):
         self._most_failures = max(concurrency, 16)
         self._failures = 0  # since the last row with outputs
         self.has_outputs = False
+        self._run: str | None = None
+        self.answered = 0.0  # the time of the last row with outputs in this run; 0 without one
+
+    def begin(self, run: str | None) -> None:
+        """Begin a partition of a run of a checkpoint."""
+        if run != self._run:
+            self._run, self._failures, self.answered = run, 0, 0.0
 
     def succeeded(self) -> None:
         """Count a row with outputs."""
-        self._failures, self.has_outputs = 0, True
+        self._failures, self.has_outputs, self.answered = 0, True, time.time()
 
     def failed(self) -> int:
         """Count a row that failed; how many did, if no other need be called."""
@@ -184,14 +199,11 @@ class _Failed:
     error: BaseException
     calls: int
     in_a_row: int = 0  # rows that failed, so that it is no row's fault
+    at: float = field(default_factory=time.time)
 
 
 class _EndedError(Exception):
     """A row failed, and no other need be called."""
-
-
-class _NoOutcomeError(Exception):
-    """A row has neither outputs nor an error."""
 
 
 @dataclass(frozen=True)
@@ -220,19 +232,27 @@ class RowMap(BatchMap):
         calls = _calls_of_process()
         context = copy_context()  # of this task, for the function and for its worker's counts
         context.run(_journal.set, None)
-        calls.run(
+        answered = calls.run(
             functools.partial(self._complete, outcomes, columns, keys, journal, calls, context)
         )
-        done, failures, batches = [], dict[int, str](), []
+        done, failures, batches, late = [], dict[int, str](), [], []
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, _Failed):
                 failures[row] = self._reason(outcome, frame, row)
+                late += [(outcome.at, row)] if outcome.at > answered else []
             elif outcome is not None:
                 done.append(row)
                 batches.append(outcome)
-        for row, outcome in zip(rows, outcomes, strict=True):
-            if outcome is None:
-                raise self.function.failure(_NoOutcomeError("its call was cancelled"), frame, [row])
+        if lost := [row for row, o in zip(rows, outcomes, strict=True) if o is None]:
+            cancelled = asyncio.CancelledError("a function cancelled the calls of others")
+            raise self.function.failure(cancelled, frame, lost[:1])
+        if journal is not None:
+            _, first = min(late, default=(0, None))
+            error = "" if first is None else self.function.told(frame, first, failures[first])
+            times = [at for at, _ in late]
+            journal.endings.append(
+                Ending(self.function.token, self.concurrency, answered, times, error)
+            )
         return self._columns(batches), done, failures
 
     async def _complete(
@@ -243,12 +263,16 @@ class RowMap(BatchMap):
         journal: RowJournal | None,
         calls: _Calls,
         context: Context,
-    ) -> None:
-        """Call the function for all rows without an outcome, unless one fails for good."""
+    ) -> float:
+        """Call the function for all rows without an outcome, unless one fails for good.
+
+        Returns when a row of any partition was answered last.
+        """
         function = self.function.get()
         blocks = not waits(function)
         slots = calls.slots(self.function.token, self.concurrency)
         slots.has_outputs |= any(outcome is not None for outcome in outcomes)
+        slots.begin(None if journal is None else journal.run)
 
         async def complete(row: int) -> None:
             call = functools.partial(_called, function, columns, row)
@@ -286,6 +310,7 @@ class RowMap(BatchMap):
             for row, outcome in enumerate(outcomes):
                 if isinstance(outcome, _Failed) and isinstance(outcome.error, _WrongResultError):
                     outcomes[row] = replace(outcome, in_a_row=len(outcomes))
+        return slots.answered
 
     async def _outcome(
         self, call: Callable[[], Any], blocks: bool, calls: _Calls, context: Context
@@ -465,15 +490,20 @@ _RETRIED = (408, 425, 429)
 # Unauthorized, Payment Required. (403 and 404 may be of one row: a refused image, a dead link.)
 _NO_ACCESS = (401, 402)
 
-# Errors of HTTP clients that derive from no built-in error of a connection, by name.
-_OF_CONNECTIONS = {
-    "APIConnectionError",  # openai, anthropic
-    "ClientConnectionError",  # aiohttp
-    "ClientPayloadError",
-    "TransportError",  # httpx
-    "Timeout",  # requests
-    "IncompleteRead",  # http.client, urllib3
+# What gRPC's codes are among those of HTTP, by their names.
+_OF_GRPC = {
+    "UNAUTHENTICATED": 401,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
 }
+
+# Errors of connections by words in the names of their types, of which each client has its own.
+_OF_CONNECTIONS = re.compile(
+    "Connect(ion|or|Error)|Disconnected|Time.?out|gaierror|TransportError|ProtocolError"
+    "|ClientPayloadError|IncompleteRead|MaxRetry"
+)
 
 
 def pause_before_retry(error: BaseException, attempt: int) -> float | None:
@@ -493,13 +523,11 @@ def pause_before_retry(error: BaseException, attempt: int) -> float | None:
 def _is_temporary(error: BaseException) -> bool:
     """True if the next attempt may succeed."""
     for each in causes(error):
-        if isinstance(each, (TimeoutError, ConnectionError, socket.gaierror)):
-            return True
-        if not _OF_CONNECTIONS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
-            return True
         status = _status(each)
         if status is not None:
             return status in _RETRIED or status >= 500
+        if any(_OF_CONNECTIONS.search(kind.__name__) for kind in type(each).__mro__):
+            return True
     return False
 
 
@@ -510,27 +538,43 @@ def _may_be_of_all(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of an answer, by the attributes that HTTP clients give their errors."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "status", "code"):
-            status = getattr(holder, name, None)
-            if isinstance(status, int) and 400 <= status < 600:
-                return status
+    """The status of an answer, by the attributes that clients give their errors."""
+    for holder in _holders(error):
+        for name in ("status_code", "status", "code", "HTTPStatusCode"):
+            status = _of(holder, name)
+            status = _OF_GRPC.get(f"{getattr(status, 'name', status)}".rpartition(".")[2], status)
+            with contextlib.suppress(ValueError, TypeError):
+                if 400 <= int(status) < 600:
+                    return int(status)
     return None
 
 
 def _retry_after(error: BaseException) -> float:
     """Seconds that the server asks to wait; 0 if it does not."""
-    for holder in (getattr(error, "response", None), error):
-        headers = getattr(holder, "headers", None)
-        if headers is None or not hasattr(headers, "get"):
-            continue
-        text = headers.get("Retry-After") or headers.get("retry-after") or ""
+    for holder in _holders(error):
+        headers = _of(holder, "headers") or _of(holder, "HTTPHeaders")
+        text = _of(headers, "Retry-After") or _of(headers, "retry-after") or ""
         with contextlib.suppress(ValueError, TypeError):
             return max(0.0, float(text))
         with contextlib.suppress(ValueError, TypeError):
             return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return 0.0
+
+
+def _holders(error: BaseException) -> Iterator[Any]:
+    """What may tell of an answer: the error, its response, and what botocore has for one."""
+    response = _of(error, "response")
+    yield from (error, response, _of(response, "ResponseMetadata"))
+
+
+def _of(holder: Any, name: str) -> Any:
+    """An attribute or item, or what it gives if it is a method; None without one."""
+    try:
+        is_item = hasattr(holder, "get") and not hasattr(holder, name)
+        value = holder.get(name) if is_item else getattr(holder, name, None)
+        return value() if callable(value) else value
+    except Exception:  # of a user's class
+        return None
 
 
 # --- the journal --------------------------------------------------------------------------------
@@ -553,7 +597,8 @@ class RowJournal:
     def __init__(self, output: OutputStore, name: str, run: str) -> None:
         self._output = output
         self._name = name
-        self._run = run
+        self.run = run
+        self.endings: list[Ending] = []
         self._pending: list[bytes] = []
         self._written_at = time.monotonic()
 
@@ -606,12 +651,14 @@ class RowJournal:
         ExportError
             If another run writes, or this one was stopped.
         """
-        refuse_other_run(self._output, self._run)
+        if not rows:
+            return
+        refuse_other_run(self._output, self.run)
         if self._output.can_append:
             self._output.append(f"{STAGING}/{self._name}{_SUFFIX}", rows)
         else:
             self._output.put(f"{STAGING}/{self._name}.{uuid.uuid4().hex}{_SUFFIX}", rows)
-        refuse_ended_run(self._output, self._run)
+        refuse_ended_run(self._output, self.run)
 
     def check(self) -> None:
         """Raise if another run writes, or this one was stopped.
@@ -620,13 +667,58 @@ class RowJournal:
         ------
         ExportError
         """
-        refuse_other_run(self._output, self._run)
-        refuse_ended_run(self._output, self._run)
+        refuse_other_run(self._output, self.run)
+        refuse_ended_run(self._output, self.run)
+
+    @property
+    def has_late_failures(self) -> bool:
+        """True if only the end of the run tells whether the partition may be stored."""
+        return any(ending.late for ending in self.endings)
 
     def remove(self) -> None:
         """Remove the files: the partition is stored."""
         if "_stored" in vars(self):
             self._output.remove(self._files())
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a function's calls had come to when a partition ended."""
+
+    function: str  # its token
+    concurrency: int
+    answered: float  # when a row was, in any partition of this process; 0 if none was
+    late: Sequence[float]  # when rows of the partition failed, since then
+    error: str  # of the first of these
+
+
+def refuse_late_failures(endings: Iterable[Ending], known_to_answer: bool) -> None:
+    """Refuse to store rows that failed where the server may have gone: no row was answered since.
+
+    Raises
+    ------
+    FunctionError
+        If as many rows as calls may wait failed at the end of a run; if no row ever had an answer,
+        for any failure.
+    """
+    by_function: dict[str, list[Ending]] = {}
+    for ending in endings:
+        by_function.setdefault(ending.function, []).append(ending)
+    for ended in by_function.values():
+        answered = max(end.answered for end in ended)
+        late = sorted((at, end.error) for end in ended for at in end.late if at > answered)
+        most = max(2, ended[0].concurrency)  # one row may fail by itself
+        if len(late) >= most or (late and not (answered or known_to_answer)):
+            advice = (
+                f". If the rows are at fault, a concurrency= of more than {len(late)} stores them"
+                if answered or known_to_answer
+                else ""
+            )
+            raise FunctionError(
+                f"{late[0][1]}. No row was answered after it, and {len(late)} failed: they are not "
+                "stored, as the server may have gone. When it answers, call checkpoint() again, "
+                f"which asks for the rows without an answer{advice}"
+            )
 
 
 def journal_owner(file: str) -> str | None:
@@ -641,17 +733,22 @@ _journal: ContextVar[RowJournal | None] = ContextVar("journal", default=None)
 
 
 @contextlib.contextmanager
-def journaled(output: OutputStore, name: str, run: str) -> Iterator[None]:
-    """Keep the results of ``map_rows`` in this thread, until the context ends without an error."""
+def journaled(output: OutputStore, name: str, run: str) -> Iterator[RowJournal]:
+    """Keep the results of ``map_rows`` in this thread, until the context ends without an error.
+
+    They stay if rows of the partition failed late.
+    """
     journal = RowJournal(output, name, run)
     token = _journal.set(journal)
     try:
-        yield
+        yield journal
     except BaseException:
         with contextlib.suppress(Exception):
-            if rows := journal.pending():
-                journal.write(rows)
+            journal.write(journal.pending())
         raise
     finally:
         _journal.reset(token)
-    journal.remove()
+    if journal.has_late_failures:
+        journal.write(journal.pending())
+    else:
+        journal.remove()

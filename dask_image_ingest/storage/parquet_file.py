@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
 import pyarrow as pa
@@ -70,7 +71,7 @@ class ParquetSource:
                 source, metadata=metadata, pre_buffer=False, page_checksum_verification=True
             )
 
-    @property
+    @cached_property
     def schema_arrow(self) -> pa.Schema:
         """The columns and their types."""
         return self._file.schema_arrow
@@ -170,13 +171,22 @@ class ParquetSource:
     def _leaves(self, column: str, group: int) -> list[_Leaf]:
         """Number, first byte and metadata of each chunk of a column, with its nested ones."""
         row_group = self.metadata.row_group(group)
-        chunks = ((number, row_group.column(number)) for number in range(row_group.num_columns))
+        chunks = [(number, row_group.column(number)) for number in self._numbers.get(column, ())]
         return [
             (number, min(chunk.dictionary_page_offset or first, first), chunk)
             for number, chunk in chunks
-            if f"{chunk.path_in_schema}.".startswith(f"{column}.")
             for first in [chunk.data_page_offset]
         ]
+
+    @cached_property
+    def _numbers(self) -> dict[str, list[int]]:
+        """Numbers of the leaves of each column and field, by its path."""
+        numbers: dict[str, list[int]] = {}
+        for number in range(self.metadata.num_columns):
+            names = self.metadata.schema.column(number).path.split(".")
+            for path in itertools.accumulate(names, "{}.{}".format):
+                numbers.setdefault(path, []).append(number)
+        return numbers
 
     def _width(self, number: int) -> int:
         """Bytes of a value of a leaf, at least."""

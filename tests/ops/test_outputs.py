@@ -412,3 +412,39 @@ def test_the_dashboard_tells_reads_decodes_moves_and_functions_apart(shards, cli
     assert names(references) - merged == {"readMetadata"}
     assert names(dii.decode_images(references.persist())) >= {"decode"}
     assert names(ddf.shuffle("__key__")) >= {"readMetadata", "inOrder", "decode"}
+
+
+@pytest.mark.parametrize("verb", ["map_rows", "map_batches"])
+def test_outputs_too_large_for_one_chunk_are_in_several(monkeypatch, verb):
+    monkeypatch.setattr("dask_image_ingest.ops.outputs._MOST_BYTES", 40)  # Arrow has 2 GiB
+    texts = [[f"{row} " + "x" * 9] * (row % 3) for row in range(12)]
+
+    def of_row(key):
+        if key in (0, 5, 6):
+            raise ValueError
+        return texts[key]
+
+    function = of_row if verb == "map_rows" else lambda keys: [of_row(key) for key in keys]
+    size = {} if verb == "map_rows" else {"batch_size": 2}
+    frame = small_frame(range(12))[["key"]]
+    made = getattr(frame.images, verb)(
+        function, {"o": "list<string>"}, inputs=["key"], errors="null", **size
+    )
+    column = pa.array(made["o"])
+    assert column.num_chunks > 3
+    want = [None if key in (0, 5, 6) else texts[key] for key in range(12)]
+    assert column.to_pylist() == want
+    again = made.images.map_batches(
+        lambda rows: [row and list(row) for row in rows], {"o": "list<string>"}, inputs=["o"]
+    )
+    assert pa.array(again["o"]).to_pylist() == want
+
+
+@pytest.mark.nightly
+def test_a_partition_of_rows_may_have_more_than_2_gib_of_strings():
+    text = "x" * 450_000_000
+    made = small_frame(range(6))[["key"]].images.map_rows(
+        lambda key: text if key != 2 else 1 / 0, {"o": "string"}, inputs=["key"], errors="null",
+        concurrency=1,
+    )  # fmt: skip
+    assert made["o"].str.len().fillna(0).tolist() == [len(text)] * 2 + [0] + [len(text)] * 3

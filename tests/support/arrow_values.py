@@ -34,6 +34,7 @@ OTHERS = [
     pa.array([_MOMENT.replace(microsecond=0), None, datetime.datetime(1, 1, 1)],
              pa.timestamp("s")),
     pa.array([_MOMENT, None, datetime.datetime(9999, 1, 1)], pa.timestamp("us")),
+    pa.array([1577934245600, None, 1577934245678], pa.timestamp("ms", "UTC")),
     pa.array([1577934245678901234, None, -1], pa.timestamp("ns")),
     pa.array([_MOMENT, None, datetime.datetime(1800, 1, 1)], _ODD_ZONE),
     pa.array([1577934245678901234, None, -1], pa.timestamp("ns", "America/New_York")),

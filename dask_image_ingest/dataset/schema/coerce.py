@@ -272,6 +272,7 @@ _DURATION = re.compile(
     r"P(?=.*\d)(?:(-?\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.ASCII
 )
 _TIME_OF_DAY = re.compile(r"()([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?", re.ASCII)
+_ZEROS = re.compile(r"(?:\.|(\.\d*[1-9]))0+(?!\d)", re.ASCII)  # at the end of a fraction
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
@@ -284,7 +285,8 @@ def _time(value: Any, type_: pa.DataType) -> int:
     elif pa.types.is_duration(type_):
         time = pa.scalar(_units(_DURATION, value, type_), type_)
     else:
-        time = pa.scalar(value).cast(type_)
+        # Arrow takes no more digits than the type has.
+        time = pa.scalar(_ZEROS.sub(r"\1", value)).cast(type_)
     time.as_py()  # raises for times that Python does not have; but it has no nanoseconds of a day
     return int(time.value)
 

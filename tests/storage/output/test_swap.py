@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import random
+import re
 import shutil
 
 import dask
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dying import dies, moments
+from dying import dies, dying_at, moments
 from PIL import Image
 from tars import tar
 from witnesses import by_webdataset, contents, shards_in
@@ -202,6 +204,29 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_or_a_gap_that_is_seen(
             assert writer.found(out) == writer.NEW, moment
             assert not {path.name for path in out.iterdir()} & {"_staging", "_lock", JOURNAL}
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
+
+
+@pytest.mark.parametrize("count", [1, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", [Parquet, Shards, Checkpoint, Index, CombinedIndex])
+def test_a_writer_whose_disk_dies_names_what_it_could_not_write(
+    kind, count, source, tmp_path, seed
+):
+    writer, out, old = kind(), tmp_path / "out", tmp_path / "old"
+    with dask.config.set(scheduler="synchronous"):
+        writer.write(source, out, False)
+        shutil.copytree(out, old)
+        made = moments(lambda: writer.write(source, out, True))
+        # The last change may be one of those that clean up, which the next call does again.
+        for moment in random.Random(seed).sample(made[:-1], min(count, len(made) - 1)):
+            shutil.rmtree(out)
+            shutil.copytree(old, out)
+            broken = OSError(errno.EIO, "Input/output error")
+            told = rf"{re.escape(str(out))}.* cannot be (written|read): Input/output error"
+            with dying_at(moment, broken), pytest.raises(ExportError, match=told):
+                writer.write(source, out, True)
+            assert writer.found(out) in (writer.OLD, writer.NEW, None), moment
+            writer.go_on(source, out)
+            assert writer.found(out) == writer.NEW, moment
 
 
 def test_what_was_being_moved_is_moved_by_whoever_comes_next(tmp_path):
