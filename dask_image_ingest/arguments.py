@@ -133,6 +133,16 @@ def check_frame(value: Any, argument: str = "frame") -> None:
         raise ArgumentError(f"{argument}= has two columns of one name")
 
 
+def path_text(argument: str, value: Any) -> str:
+    """Text of a path, pattern or URL; refuses an empty one, and what no file system can name."""
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text or "\0" in text or not is_utf8(text):
+        raise ArgumentError(
+            f"{argument}={shown(value)} is no path: pass a text of valid Unicode, not empty"
+        )
+    return text
+
+
 def check_path(argument: str, value: Any) -> None:
     """Refuse a value that is not the path of a file in an existing folder."""
     path = os.fspath(value)

@@ -72,20 +72,22 @@ def check_client(client: Client) -> dict[str, dict[str, Any]]:
     ClusterError
         Naming the workers that lack this package or have another version of it.
     """
-    found: dict[str, Any] = client.run(environment, on_error="return")
-    unfit = {}
-    for address, there in found.items():
-        if not isinstance(there, dict):
+    answers: dict[str, Any] = client.run(environment, on_error="return")
+    found, unfit = dict[str, dict[str, Any]](), dict[str, str]()
+    for address, there in answers.items():
+        if isinstance(there, dict):
+            found[address] = there
+            if there[PACKAGE] != own_version():
+                unfit[f"{there['host']} ({address})"] = there[PACKAGE]
+        elif not isinstance(there, OSError):  # of a worker that has left meanwhile
             unfit[address] = str(there)
-        elif there[PACKAGE] != own_version():
-            unfit[f"{there['host']} ({address})"] = there[PACKAGE]
     if unfit:
         named = [f"{worker}: {reason}" for worker, reason in unfit.items()]
         more = f" and {len(named) - _MAX_NAMED} more" if len(named) > _MAX_NAMED else ""
         raise ClusterError(
-            f"this process has {PACKAGE} {own_version()}, and {len(named)} of {len(found)} workers "
-            f"have not: {', '.join(named[:_MAX_NAMED])}{more}. Install it there, and start them "
-            "again, or close them: client.retire_workers([...])"
+            f"this process has {PACKAGE} {own_version()}, and {len(named)} of {len(answers)} "
+            f"workers have not: {', '.join(named[:_MAX_NAMED])}{more}. Install it there, and start "
+            "them again, or close them: client.retire_workers([...])"
         )
     client.register_plugin(MarkSuspects())
     _checked.add(client)

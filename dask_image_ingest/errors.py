@@ -28,7 +28,6 @@ __all__ = [
     "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
-    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",

@@ -21,7 +21,13 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from dask_image_ingest.arguments import check_choice, check_frame, check_storage_options, shown
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_frame,
+    check_storage_options,
+    path_text,
+    shown,
+)
 from dask_image_ingest.curate.fingerprints import KINDS, Kind
 from dask_image_ingest.curate.ranking import Keys, Ranked, rank_rows, resolve_identity
 from dask_image_ingest.dask_internals import FrameBase
@@ -200,9 +206,7 @@ def read_hashes(
 
 
 def _open(path: Any, argument: str, storage_options: dict[str, Any] | None) -> OutputStore:
-    folder = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(folder, str) or not folder or "\0" in folder:
-        raise ArgumentError(f"{argument}={shown(path)}: pass the path or URL of a folder")
+    folder = path_text(argument, path)
     return open_output(folder, HASHES_ADVICE, check_storage_options(storage_options))
 
 

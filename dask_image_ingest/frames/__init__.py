@@ -24,7 +24,6 @@ from dask_image_ingest.frames.backend import (
     BackendName,
     NewColumn,
     gpus,
-    planned_workers,
     register_accessor,
     workers,
 )
@@ -94,7 +93,6 @@ __all__ = [
     "pandas_type",
     "parse_type",
     "pixel_memory",
-    "planned_workers",
     "reference_columns",
     "references_of_fields",
     "register_accessor",

@@ -213,9 +213,3 @@ def worker_memory() -> int:
     # With workers, the memory of this machine is irrelevant: it may be a login node.
     default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
     return min((limit for limit in limits if limit), default=default)
-
-
-def planned_workers() -> int:
-    """Number of workers in the cluster's plan; 0 unless the client started the cluster."""
-    client = current_client()
-    return 0 if client is None or client.cluster is None else len(client.cluster.plan)

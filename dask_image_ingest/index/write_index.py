@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
+from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, path_text
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.index.build_index import index_bytes, shard_rows, write_combined
@@ -287,12 +287,9 @@ def _output(folder: str, storage_options: dict[str, Any] | None) -> OutputStore:
 
 
 def _folder(folder: Any) -> str | None:
-    path = os.fspath(folder) if isinstance(folder, os.PathLike) else folder
-    if path is None:
+    if folder is None:
         return None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ArgumentError(f"folder={shown(folder)}: pass the path or URL of a folder")
-    return open_output(path, INDEX_ADVICE, None).url
+    return open_output(path_text("folder", folder), INDEX_ADVICE, None).url
 
 
 def _refuse_collisions(places: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask_image_ingest.arguments import is_utf8, shown
+from dask_image_ingest.arguments import is_utf8, path_text, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.storage.open import refuse_special
 from dask_image_ingest.storage.patterns import (
@@ -475,20 +475,10 @@ def _as_patterns(paths: Any) -> list[str]:
         raise ArgumentError(
             f"paths must be a path, a URL or a list of them, not {type(paths).__name__}"
         )
-    patterns = [_as_pattern(path) for path in listed]
+    patterns = [path_text("paths", path) for path in listed]
     if not patterns:
         raise ArgumentError("paths is empty: give at least one path, glob, folder or URL")
     return patterns
-
-
-def _as_pattern(path: Any) -> str:
-    pattern = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(pattern, str) or not pattern or "\0" in pattern or not is_utf8(pattern):
-        raise ArgumentError(
-            f"{shown(path)} is no path: a path is a str or an os.PathLike, of valid Unicode and "
-            "not empty"
-        )
-    return pattern
 
 
 def _expand_braces(pattern: str, exists: Callable[[str], bool]) -> list[str]:

@@ -92,3 +92,19 @@ def test_a_worker_that_comes_later_with_another_version_refuses_its_tasks(
             with pytest.raises(dii.ClusterError, match=said):
                 ask()
         assert delayed(sum)([1, 2]).compute() == 3
+
+
+def test_a_worker_that_leaves_while_it_is_asked_is_no_error(cluster, shards, monkeypatch):
+    asked = []
+
+    def overtaken(*args, **options):
+        asked.append(run(*args, **options))
+        return asked[-1] | {"tcp://127.0.0.1:1": OSError("it has closed")}
+
+    cluster.worker("--no-nanny")
+    with cluster.client(1) as client:
+        run = client.run
+        monkeypatch.setattr(client, "run", overtaken)
+        for _ in range(2):
+            assert len(read(shards).compute()) == 24
+    assert len(asked) == 1

@@ -13,7 +13,6 @@ from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import (
     Backend,
-    planned_workers,
     workers,
 )
 from dask_image_ingest.index import IndexFile
@@ -116,12 +115,6 @@ def _automatic(backend: Backend) -> int:
         warn_user(
             f"{why}, so partition_size='auto' takes {size >> 20} MiB of pixels, a sixteenth of a "
             f"worker of 8 GiB. Pass partition_size=, or {do}"
-        )
-    elif len(joined or ()) == 1 < (planned := planned_workers()):
-        warn_user(
-            f"1 of {planned} workers has joined, so partition_size='auto' takes {size >> 20} MiB "
-            "of pixels, by its memory. If others have less, pass partition_size=, or wait for them "
-            f"before the read: client.wait_for_workers({planned})"
         )
     return size
 
