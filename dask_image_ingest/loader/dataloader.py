@@ -23,6 +23,7 @@ from dask_image_ingest.loader.order import (
 )
 
 try:
+    import torch  # noqa: F401 - a part of it may be there without it
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingDependencyError(
