@@ -104,6 +104,6 @@ def test_columns_of_vectors_have_one_default():
 
 def test_loaders_have_the_same_options_in_the_same_order():
     batches = parameters(IMAGES.iter_batches)
-    # The dataset has set_epoch; torch knows the rank.
-    shared = [each for each in batches if each.name not in ("format", "epoch", "shard")]
+    # The dataset has set_epoch.
+    shared = [each for each in batches if each.name not in ("format", "epoch")]
     assert parameters(IMAGES.dataloader)[:-1] == shared  # and those of torch's DataLoader
