@@ -29,7 +29,7 @@ from distributed.utils import offload
 
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset.plan import shard_of_partition
+from dask_image_ingest.dataset.plan import select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
@@ -342,7 +342,7 @@ class LazySource(Source):
         frame = self._rows if decode is None else new_collection(decode.rows)
         images = {self._image, *image_columns(self._frame)}
         cheap = next((name for name in frame.columns if name not in images), frame.columns[0])
-        rows = frame[[cheap]]
+        rows = select_columns(frame, [cheap])
         if (known := known_lengths(rows.expr)) is not None:
             return np.array(known, np.int64)
         unindexed = unindexed_remote(rows.expr)
@@ -531,7 +531,7 @@ def computed_column(frame: Any, columns: list[str], name: str) -> pd.Series:
 
 
 def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
-    return new_collection(with_bad_rows(frame[names].expr, columns))
+    return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
 
 
 # Counts of rows and bytes of a row of the latest frames, by name: each epoch asks for them.

@@ -4,7 +4,13 @@ In: a query. Out: a scan with columns, filters and limits; lineage and alignment
 """
 
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, KeepsResults, PreservesRows, Read
-from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, MapColumns
+from dask_image_ingest.dataset.plan.computed_columns import (
+    AppendsColumns,
+    MapColumns,
+    assign_columns,
+    is_badly_projected,
+    select_columns,
+)
 from dask_image_ingest.dataset.plan.lineage import (
     Change,
     backtrack,
@@ -34,9 +40,12 @@ __all__ = [
     "ScanFiles",
     "ScanShards",
     "ScanTables",
+    "assign_columns",
     "backtrack",
     "datasets_of",
+    "is_badly_projected",
     "partition_sources",
+    "select_columns",
     "shard_of_partition",
     "value_sources",
 ]

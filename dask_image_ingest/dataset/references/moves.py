@@ -18,7 +18,7 @@ from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import Dependents, ImageNode
-from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, AssignColumns
 from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
@@ -171,13 +171,14 @@ def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecod
 
 def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
     decoded = {name for each in images for name in each.columns}
-    if not decoded.isdisjoint(expr.keys):
+    keys = expr.names if isinstance(expr, AssignColumns) else expr.keys
+    if not decoded.isdisjoint(keys):
         return None
     try:
         values = _replace_in_all(expr.operands[1:], child, references, decoded)
     except _NeedsPixelsError:
         return None
-    return dx.Assign(references, *values), images
+    return type(expr)(references, *values), images
 
 
 # ``ddf[mask]`` and ``ddf.loc[mask]``.
@@ -229,6 +230,7 @@ def _replace(expr: dx.Expr, child: dx.Expr, references: dx.Expr, decoded: set[An
 _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
     dx.RenameFrame: _rename,
     dx.Assign: _assign,
+    AssignColumns: _assign,
     dx.Filter: _filter,
     dx.Loc: _filter,
     dx.Projection: _project,
