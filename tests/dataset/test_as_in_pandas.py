@@ -49,6 +49,7 @@ FILTERED = {
     "columns": lambda d, mask: d[mask][["__key__", "cls"]],
     "a column": lambda d, mask: d[mask]["height"],
     "twice": lambda d, mask: d[mask].query("cls > 1"),
+    "twice by casts": lambda d, mask: (lambda kept: kept[(kept.cls > 1).astype(bool)])(d[mask]),
     "loc": lambda d, mask: d.loc[mask],
     "itself": lambda d, mask: mask[mask],
 }

@@ -65,7 +65,13 @@ def _unchanged(mask: Any) -> Any:
     return mask
 
 
-class ImageNode(dx.Expr):
+class _TakesAnyMask(dx.Expr):
+    def __getitem__(self, other: Any) -> dx.Expr:
+        """Columns, or rows by a mask: ``ddf[mask]``."""
+        return filtered(self, other) if isinstance(other, dx.Expr) else super().__getitem__(other)
+
+
+class ImageNode(_TakesAnyMask):
     """Base of this package's expressions; prepares the scheduler before their tasks are made."""
 
     @property
@@ -82,10 +88,6 @@ class ImageNode(dx.Expr):
         check_cluster_in_use()
         return super()._lower()
 
-    def __getitem__(self, other: Any) -> dx.Expr:
-        """Columns, or rows by a mask: ``ddf[mask]``."""
-        return filtered(self, other) if isinstance(other, dx.Expr) else super().__getitem__(other)
-
 
 class Condition(dx.Elemwise):
     """A mask as it is.
@@ -98,9 +100,13 @@ class Condition(dx.Elemwise):
     operation = staticmethod(_unchanged)
 
 
-def filtered(frame: dx.Expr, mask: dx.Expr) -> dx.Filter:
+class Filter(_TakesAnyMask, dx.Filter):
+    """Dask's filter, whose rows can be filtered by any mask, too."""
+
+
+def filtered(frame: dx.Expr, mask: dx.Expr) -> Filter:
     """``frame[mask]``, whatever the mask ends with."""
-    return dx.Filter(frame, Condition(mask) if mask._filter_passthrough else mask)
+    return Filter(frame, Condition(mask) if mask._filter_passthrough else mask)
 
 
 #: Whether another part of the query needs the rows of an expression, too.

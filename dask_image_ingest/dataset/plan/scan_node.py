@@ -372,7 +372,7 @@ def _is_step(node: dx.Expr) -> bool:
     if isinstance(node, dx.Query) and not is_row_wise_query(node.operand("_expr")):
         return False
     if node.ndim == 2:
-        return type(node) in (*ROW_WISE, dx.Filter)
+        return type(node) in ROW_WISE or isinstance(node, dx.Filter)
     if isinstance(node, dx.Projection):
         return not backend_of(node.frame._meta).is_references(node._meta.dtype)
     return isinstance(node, (*ELEMENTWISE, dx.Index)) and all(

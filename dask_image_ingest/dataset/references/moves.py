@@ -17,7 +17,7 @@ import pyarrow as pa
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import Dependents, ImageNode
+from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, ImageNode, filtered
 from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, AssignColumns
 from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
@@ -188,7 +188,7 @@ def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
         mask = _replace(expr.operands[1], child, references, decoded)
     except _NeedsPixelsError:
         return None
-    return dx.Filter(references, mask), images
+    return filtered(references, mask), images
 
 
 def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
@@ -232,6 +232,7 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
     dx.Assign: _assign,
     AssignColumns: _assign,
     dx.Filter: _filter,
+    Filter: _filter,
     dx.Loc: _filter,
     dx.Projection: _project,
     **dict.fromkeys(COLUMNS_CHANGED, _change_others),
