@@ -1,4 +1,4 @@
-"""Queries that Dask's own rules answer wrongly or not at all have the answers of pandas."""
+"""Queries directly over a read that Dask alone answers wrongly have the answers of pandas."""
 
 from __future__ import annotations
 
