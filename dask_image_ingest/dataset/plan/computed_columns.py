@@ -223,9 +223,12 @@ class AssignColumns(AppendsColumns, PreservesRows):
         """A mask of columns of ``frame``; None if it uses all columns together."""
         if mask._name == self._name:
             return None
-        if isinstance(mask, dx.Projection) and mask.frame._name == self._name and mask.ndim == 1:
-            column = mask.columns[0]
-            return self.values.get(column, dx.Projection(self.frame, column))
+        if isinstance(mask, dx.Projection) and mask.frame._name == self._name:
+            if mask.ndim == 1:
+                column = mask.columns[0]
+                return self.values.get(column, dx.Projection(self.frame, column))
+            used = self.added.intersection(mask.columns)
+            return None if used else dx.Projection(self.frame, mask.columns)
         operands = []
         for operand in mask.operands:
             new = self._on_frame(operand) if isinstance(operand, dx.Expr) else operand

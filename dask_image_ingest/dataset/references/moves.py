@@ -20,6 +20,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, ImageNode, filtered
 from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, AssignColumns
 from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
+from dask_image_ingest.dataset.plan.pushdown import is_row_wise
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
 
@@ -66,6 +67,11 @@ class InOrder(AppendsColumns):
     def added(self) -> frozenset[Any]:
         """Empty: no column is appended; the base class is for its pushdown rules."""
         return frozenset()
+
+    def _place(self, mask: dx.Expr) -> tuple[list[dx.Expr], list[dx.Expr]]:
+        # Others, such as ``cumsum``, depend on the order of the rows.
+        row_wise = is_row_wise(mask, (self._name, self.frame._name))
+        return ([mask], []) if row_wise else ([], [])
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         names = tuple(name for name in self.names if name in wanted)
