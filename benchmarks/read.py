@@ -299,7 +299,7 @@ def main() -> None:
         report = "\n\n".join([*tables, facts(paths, images, arguments)])
     print(report)
     if not arguments.quick and not arguments.only and not arguments.size:
-        chart = "\n\n![images per second](benchmarks.png)" if draw(figures["full"]) else ""
+        chart = "\n\n![images per second at full size](benchmarks.png)" if draw(figures["full"]) else ""
         write_docs(report + chart)
 
 

@@ -29,7 +29,11 @@ _HEADER_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\u0100-\U0010ffff]*")
 
 def shown(value: Any) -> str:
     """Representation of a value for an error: short, on one line, without passwords."""
-    text = without_secrets(" ".join(repr(value).split()))
+    try:
+        text = repr(value)
+    except Exception:  # of a user's class
+        text = object.__repr__(value)
+    text = without_secrets(" ".join(text.split()))
     return text if len(text) <= _MAX_CHARACTERS else f"{text[:_MAX_CHARACTERS]}…"
 
 
@@ -83,12 +87,8 @@ def number_of_bytes(value: Any) -> int | None:
 
 def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     """Check a list of strings, of any sequence type; ``what`` names its items in the error."""
-    try:
-        # Sets are refused too, since the order matters.
-        is_other = isinstance(value, (str, bytes, Mapping, set, frozenset))
-        names = [None] if is_other else list(value)
-    except TypeError:
-        names = [None]
+    # Sets are refused too, since the order matters.
+    names = [None] if isinstance(value, (str, bytes, Mapping, set, frozenset)) else list(value)
     if not all(isinstance(name, str) for name in names):
         raise ArgumentError(f"{argument}={shown(value)}: pass a list of {what}")
     return [str(name) for name in names]
@@ -96,12 +96,9 @@ def list_of_names(argument: str, value: Any, what: str) -> list[str]:
 
 def column_names(columns: Any, known: Iterable[Any], argument: str = "columns") -> list[Any]:
     """Check ``columns=``, a list of names among the frame's columns ``known``."""
-    try:
-        names = None if isinstance(columns, str) else list(columns)
-    except TypeError:
-        names = None
-    if names is None:
+    if isinstance(columns, str):
         raise ArgumentError(f"{argument}={shown(columns)}: pass a list of column names")
+    names = list(columns)
     check_columns(names, list(known), "the frame has", argument)
     return names
 
@@ -110,18 +107,10 @@ def check_columns(
     names: Iterable[Any], known: Sequence[Any], has: str, argument: str = "columns"
 ) -> None:
     """Refuse names in ``columns=`` that are not ``known``; the error reads ``<has> <known>``."""
-    unknown = [name for name in names if not is_column(name, known)]
+    unknown = [name for name in names if name not in known]
     if unknown:
         listed = ", ".join(map(repr, known))
         raise ArgumentError(f"{argument}= names {', '.join(map(repr, unknown))}; {has} {listed}")
-
-
-def is_column(name: Any, known: Iterable[Any]) -> bool:
-    """True if ``name``, of any type, is among ``known``."""
-    try:
-        return name in set(known)
-    except TypeError:  # lists, arrays and the like
-        return False
 
 
 def check_unique(names: Iterable[Any], known: Iterable[Any]) -> None:
@@ -144,11 +133,19 @@ def check_frame(value: Any, argument: str = "frame") -> None:
         raise ArgumentError(f"{argument}= has two columns of one name")
 
 
+def path_text(argument: str, value: Any) -> str:
+    """Text of a path, pattern or URL; refuses an empty one, and what no file system can name."""
+    text = os.fspath(value)
+    if not isinstance(text, str) or not text or "\0" in text or not is_utf8(text):
+        raise ArgumentError(
+            f"{argument}={shown(value)} is no path: pass a text of valid Unicode, not empty"
+        )
+    return text
+
+
 def check_path(argument: str, value: Any) -> None:
     """Refuse a value that is not the path of a file in an existing folder."""
-    path = os.fspath(value) if isinstance(value, os.PathLike) else value
-    if not isinstance(path, str) or not path or "\0" in path or not is_utf8(path):
-        raise ArgumentError(f"{argument}={shown(value)}: pass the path of a file")
+    path = os.fspath(value)
     if os.path.isdir(path) or not os.path.basename(path):
         raise ArgumentError(f"{argument}={shown(value)} is a folder: pass the path of a file")
     if not os.path.isdir(os.path.dirname(os.path.abspath(path))):

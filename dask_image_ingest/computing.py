@@ -1,4 +1,4 @@
-"""Compute with the current scheduler; show the progress of listing, computing and writing.
+"""Compute with the current scheduler; show the progress of computing and writing.
 
 Each process counts the images that it decodes. A worker reports them to its scheduler as fine
 performance metrics of Dask, so they are on the dashboard too.
@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, TextIO
 
 import dask
@@ -23,9 +24,9 @@ from distributed import Scheduler
 from distributed.metrics import context_meter
 from distributed.scheduler import KilledWorker
 
-from dask_image_ingest.environment import Portable
+from dask_image_ingest.client import check_workers, client_that_computes
+from dask_image_ingest.environment import own_version, refuse_other_version
 from dask_image_ingest.errors import DaskImageIngestError
-from dask_image_ingest.scheduler_plugin import check_cluster_in_use, client_that_computes
 
 # Seconds before the first line; between updates; between lines in a file, which can't be updated.
 _PATIENCE, _EVERY, _IN_FILE = 1.0, 0.5, 30.0
@@ -33,8 +34,6 @@ _PATIENCE, _EVERY, _IN_FILE = 1.0, 0.5, 30.0
 # Seconds to wait for the last metrics: workers send them with heartbeats, 0.5 s apart in a small
 # cluster.
 _HEARTBEAT = 0.6
-
-_WIDTH = 10  # characters of the bar
 
 #: Names of the metrics.
 DECODED, BAD, ANSWERED, WRITTEN, SEARCHED = _METRICS = (
@@ -44,42 +43,38 @@ DECODED, BAD, ANSWERED, WRITTEN, SEARCHED = _METRICS = (
     "samples written",
     "hashes searched",
 )
-LISTED = "files listed"
 
 _lock = threading.Lock()
 _counts: Counter[str] = Counter()  # of this process, inside `progress`
-
-# The line of `progress`, and inside it that of a listing; only the last one is written.
-_lines: list[_Line] = []
+_shown: list[_Work] = []  # at most one
 
 
 def count(metric: str, number: int = 1) -> None:
     """Add to a metric of this process, and of the cluster if this is one of its tasks."""
-    if _lines:
+    if _shown:
         with _lock:
             _counts[metric] += number
-    if number and metric in _METRICS:
+    if number:
         context_meter.digest_metric(metric, number, "count")
 
 
 @contextlib.contextmanager
 def progress(file: TextIO | None = None) -> Iterator[None]:
-    """Show the progress of everything that is listed, computed and written inside.
+    """Show the progress of everything that is computed and written inside.
 
     A line shows the tasks and images done, images per second, images that could not be decoded,
     rows for which the function of ``map_rows`` has answered, samples that an export has written,
     and an estimate of the time left::
 
-        48/120 tasks in 61 s, 12,288 images (201/s), 3 bad, about 92 s left
+        48/120 tasks in 61 s, 12,288 images decoded (201/s), about 92 s left
 
     Nothing is shown for computations of less than a second.
 
     Parameters
     ----------
     file
-        Where to write, by default standard error. A terminal or notebook gets a moving bar, and a
-        line of each slow listing of shards; other files a line every 30 seconds, and one at the
-        end.
+        Where to write, by default standard error. A terminal or notebook gets a line that changes,
+        other files a line every 30 seconds, and one at the end.
 
     Notes
     -----
@@ -91,71 +86,40 @@ def progress(file: TextIO | None = None) -> Iterator[None]:
     >>> with progress():
     ...     frame = ddf.compute()
     """
-    if _lines:  # nested
+    if _shown:  # nested
         yield
         return
-    with _Work() as work, _Line(sys.stderr if file is None else file, work.text):
+    out = sys.stderr if file is None else file
+    ended = threading.Event()
+    with _Work() as work:
+        _shown.append(work)
+        thread = threading.Thread(
+            target=_show, args=(work, out, ended), name="image-ingest-progress", daemon=True
+        )
+        thread.start()
         try:
             yield
         finally:
             if work.client is not None and work.text():
                 time.sleep(_HEARTBEAT)
+            ended.set()
+            thread.join()
+            _shown.clear()
 
 
-@contextlib.contextmanager
-def listing(what: str) -> Iterator[None]:
-    """Show that ``what`` is being listed, on a terminal inside `progress`; counts are `LISTED`."""
-    if len(_lines) != 1 or not _lines[0].moves:
-        yield
-        return
-    before, started = _counts[LISTED], time.monotonic()
-
-    def text() -> str:
-        seconds = time.monotonic() - started
-        files = _counts[LISTED] - before
-        return f"listing {what}: {files:,} files in {seconds:.1f} s" * (seconds >= _PATIENCE)
-
-    with _Line(_lines[0].out, text):
-        yield
-
-
-class _Line:
-    """Thread that rewrites the line of ``text`` until the context ends."""
-
-    def __init__(self, out: TextIO, text: Callable[[], str]) -> None:
-        self.out = out
-        self.moves = out.isatty() or type(out).__module__.startswith("ipykernel")
-        self._text = text
-        self._written = time.monotonic()
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="image-ingest-progress", daemon=True)
-
-    def __enter__(self) -> None:
-        _lines.append(self)
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
-        _lines.remove(self)
-        self._write(end="\n")
-
-    def _run(self) -> None:
-        while not self._ended.wait(_EVERY):
-            due = self.moves or time.monotonic() - self._written >= _IN_FILE
-            if due and _lines[-1] is self:
-                self._write(end="" if self.moves else "\n")
-
-    def _write(self, end: str) -> None:
-        text = self._text()
-        if not text:
-            return
-        self._written = time.monotonic()
-        if self.moves:
-            width = max(_WIDTH, shutil.get_terminal_size().columns - 1)
+def _show(work: _Work, out: TextIO, ended: threading.Event) -> None:
+    """Write the line of ``work`` from time to time, and at the end."""
+    moves = out.isatty() or type(out).__module__.startswith("ipykernel")
+    running = True
+    while running:
+        running = not ended.wait(_EVERY if moves else _IN_FILE)
+        text = work.text()
+        if text and moves:
+            width = max(1, shutil.get_terminal_size().columns - 1)
             text = f"\r{text[:width].ljust(width)}"
-        self.out.write(text + end)
-        self.out.flush()
+        if text:
+            out.write(text if moves and running else f"{text}\n")
+            out.flush()
 
 
 class _Work(Callback):
@@ -175,37 +139,24 @@ class _Work(Callback):
         """The line; empty in the first second of the first task."""
         with contextlib.suppress(Exception):  # the last counts if the scheduler can't be reached
             self._now = self._counts()
-        done, decoded, bad, answered, written, searched = (
-            self._now[name] - self._before[name] for name in ("done", *_METRICS)
-        )
+        new = {name: self._now[name] - self._before[name] for name in ("done", *_METRICS)}
+        done = new.pop("done")
         tasks = done + self._now["left"]
         if not tasks:
             self._began = time.monotonic()
         seconds = time.monotonic() - self._began
         if seconds < _PATIENCE:
             return ""
-        full = _WIDTH * done // tasks
-        bar = f"[{'#' * full}{'-' * (_WIDTH - full)}]"
-        parts = [f"{bar} {done:,}/{tasks:,} tasks in {seconds:.0f} s"]
-        if decoded:
-            parts.append(f"{decoded:,} images ({decoded / seconds:,.0f}/s)")
-        if bad:
-            parts.append(f"{bad:,} bad")
-        if answered:
-            parts.append(f"{answered:,} rows answered ({answered / seconds:,.0f}/s)")
-        if written:
-            parts.append(f"{written:,} written ({written / seconds:,.0f}/s)")
-        if searched:
-            parts.append(f"{searched:,} hashes searched ({searched / seconds:,.0f}/s)")
-        if 0 < done < tasks:
-            parts.append(f"about {seconds * (tasks - done) / done:.0f} s left")
-        return ", ".join(parts)
+        counted = [(number, name) for name, number in new.items() if number]
+        rates = [f"{number:,} {name} ({number / seconds:,.0f}/s)" for number, name in counted]
+        left = [f"about {seconds * (tasks - done) / done:.0f} s left"] if 0 < done < tasks else []
+        return ", ".join([f"{done:,}/{tasks:,} tasks in {seconds:.0f} s", *rates, *left])
 
     def _counts(self) -> dict[str, int]:
         """Tasks ``done`` and ``left``, and the metrics."""
         if self.client is not None:
             counts: dict[str, int]
-            counts = self.client.run_on_scheduler(Portable(_of_scheduler), _METRICS)
+            counts = self.client.run_on_scheduler(_of_scheduler, _METRICS)
             return counts
         pending = ("ready", "waiting", "running")
         left = sum(len(state[name]) for state in [*self._states.values()] for name in pending)
@@ -242,13 +193,16 @@ def one_task_per_item(function: Callable[[Any], Any], items: Sequence[Any]) -> l
 
     Raises
     ------
+    ClusterError
+        If a worker has another version of this package.
     DaskImageIngestError
         If an item kills workers of a cluster.
     """
     if not len(items):
         return []
+    checked = from_sequence(items, npartitions=len(items)).map(partial(_checked, own_version()))
     try:
-        (results,) = compute(from_sequence(items, npartitions=len(items)).map(function))
+        (results,) = compute(checked.map(function))
         return list(results)
     except KilledWorker as error:
         # A single item's task is fused with its successor, and its key has no number.
@@ -256,16 +210,21 @@ def one_task_per_item(function: Callable[[Any], Any], items: Sequence[Any]) -> l
         raise killed_by(error, str(items[number])) from error
 
 
+def _checked(version: str, item: Any) -> Any:
+    refuse_other_version(version)
+    return item
+
+
 def compute(*collections: Any) -> tuple[Any, ...]:
     """Compute collections with the current scheduler, by default in threads.
 
     Raises
     ------
-    ArgumentError
-        If the client is asynchronous.
+    ClusterError
+        If workers of the cluster lack this package, or have another version of it.
     """
-    scheduler = None if client_that_computes() or get_scheduler() else "threads"
-    check_cluster_in_use()
+    scheduler = None if get_scheduler() else "threads"
+    check_workers()
     results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
     return results
 
@@ -275,8 +234,7 @@ def killed_by(error: KilledWorker, what: str) -> DaskImageIngestError:
     count = error.allowed_failures + 1
     workers = "workers that read" if count > 1 else "worker that read"
     return DaskImageIngestError(
-        f"{count} {workers} {what} died, the last one at {error.last_worker.address}: an image of "
-        "it crashes the decoder, or memory was too small. Run this again: its images are decoded "
-        "one by one then, in a process that may die. If workers die of it all the same, give them "
-        "more memory"
+        f"{count} {workers} {what} died, the last one at {error.last_worker.address}: memory was "
+        "too small, or images crash the decoder, which the second worker notices. Give workers "
+        "more memory, and leave Dask's distributed.scheduler.allowed-failures above 0"
     )

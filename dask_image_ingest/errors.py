@@ -8,12 +8,16 @@ appended.
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import platform
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
+from dask_image_ingest.texts import error_text
 from dask_image_ingest.url_secrets import without_secrets
 
 __all__ = [
@@ -24,7 +28,6 @@ __all__ = [
     "FunctionError",
     "ImageDecodeError",
     "MissingDependencyError",
-    "OperandError",
     "PartitionTooLargeError",
     "ShardError",
     "ShardNotFoundError",
@@ -121,12 +124,41 @@ def safe_cause(error: BaseException) -> BaseException:
     """The error; or, if it or a cause of it shows a secret, plain ones with the masked texts."""
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     safe = None if cause is None else safe_cause(cause)
-    text = without_secrets(str(error))
-    if safe is cause and text == str(error):
+    text = error_text(error)
+    masked = without_secrets(text)
+    if safe is cause and masked == text:
         return error
-    replaced = Exception(f"{type(error).__name__}: {text}").with_traceback(error.__traceback__)
+    replaced = Exception(masked).with_traceback(error.__traceback__)
     replaced.__cause__ = safe
     return replaced
+
+
+@contextlib.contextmanager
+def portable_causes() -> Iterator[None]:
+    """In a worker or another child process: errors of this package whose causes can be pickled.
+
+    Dask would send another error in place of one that it can't pickle, with its causes.
+    """
+    try:
+        yield
+    except DaskImageIngestError as error:
+        if this_worker() or multiprocessing.parent_process() is not None:
+            error.__cause__ = error.__cause__ and _portable(error.__cause__)
+            error.__context__ = None
+        raise
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, or one with its text if it or what led to it can't be pickled."""
+    import cloudpickle
+    from tblib import pickling_support
+
+    try:
+        pickling_support.install(error)  # as Dask does
+        cloudpickle.loads(cloudpickle.dumps(error))
+    except Exception:
+        return Exception(error_text(error)).with_traceback(error.__traceback__)
+    return error
 
 
 def this_worker() -> str:

@@ -15,6 +15,8 @@ from urllib.parse import unquote
 
 import dask
 
+from dask_image_ingest.texts import storable
+
 #: Setting with the names of the parameters that sign a URL; None or "auto" for the known ones.
 SIGNATURE = "image-ingest.remote.signature"
 
@@ -44,7 +46,8 @@ _AZURE = re.compile(r"s[vsrpetio]|srt|spr|s(dd|aoid|uoid|cid|duoid)|sk(oid|tid|t
 
 
 def without_secrets(text: str) -> str:
-    """Mask the passwords and signatures of all URLs in a text by ``***``."""
+    """Mask the passwords and signatures of all URLs in a text by ``***``; it is storable then."""
+    text = storable(text)
     if "://" in text:
         text = _PASSWORD.sub(r"\1***@", text)
     return _QUERY.sub(_masked, text) if "?" in text else text

@@ -61,7 +61,7 @@ def main() -> None:
         title("A damaged image costs one row, and says why")
         print(frame.loc[frame["error"].notna(), ["__key__", "txt", "error"]])
 
-        title("Every image, cropped to 128 × 128 by DALI")
+        title("Every image, resized and cropped to 128 × 128")
         contact_sheet(dii.read_webdataset_images(shards, size=128, resize="crop"))
 
 

@@ -177,14 +177,8 @@ def patient():
     """
     from processes import SECONDS
 
-    from dask_image_ingest import scheduler_plugin
-    from dask_image_ingest.dataset.scan import partitioning
-
-    with pytest.MonkeyPatch.context() as patched:
-        for module in (scheduler_plugin, partitioning):
-            patched.setattr(module, "_PATIENCE", float(SECONDS))
-        with dask.config.set({"distributed.deploy.lost-worker-timeout": f"{SECONDS}s"}):
-            yield
+    with dask.config.set({"distributed.deploy.lost-worker-timeout": f"{SECONDS}s"}):
+        yield
 
 
 @pytest.fixture(scope="session")

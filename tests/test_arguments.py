@@ -1,125 +1,21 @@
-"""Whatever is passed to a public function, it works or says in plain words what is wrong."""
+"""Errors and warnings about arguments say in plain words what is wrong."""
 
-import datetime
-import math
 import re
-import warnings
-from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import pyarrow as pa
 import pytest
 from faulty_server import faulty_server
 from photo_shards import write_photo_shards, write_tar
 
 import dask_image_ingest as dii
 
-WRONG = (
-    None, True, False, 0, -1, 1, 3, 10**30, 2.5, -0.0, math.nan, math.inf, 1j, "", "x", "txt",
-    "null", "\0", "\ud83d", "1e9999", "-1 MiB", "http://", "s3:/", "::", "{", "*", b"", b"x",
-    (), (1,), (1, 2), (1, 2, 3), (True, 1), [], [None], ["x"], [1], [[1]], ["txt", "txt"],
-    [("width", ">", 1)], [()], [("width", ">", object())], [("width", "in", 1)],
-    {}, {"a": 1}, {1: 2}, {"txt": None}, {None: "int8"}, {"txt": "string", ".txt": "string"},
-    {"": "string"}, {"txt": [1]}, {"\ud83d": int}, set(), {"x"}, frozenset({1}),
-    object(), object, int, len, Ellipsis, NotImplemented, range(2), iter("ab"), Decimal("NaN"),
-    datetime.date(2020, 1, 1), np.int64(3), np.float32(1), np.bool_(1), np.str_("x"), np.array(1),
-    np.array([1, 2]), np.array(["txt"]), np.array([[1]]), np.array([]), pd.NA,
-    pd.Series([1, 2]), pd.Series(["txt"]), pd.DataFrame({"a": [1]}), pd.Index(["txt"]), pa.string(),
-    pa.map_(pa.string(), pa.int8()), pa.array([1]), pa.scalar(1), Path("/no/such/place"), Path("."),
-    np.datetime64("NaT", "s"),
-)  # fmt: skip
-
 
 @pytest.fixture(scope="module")
 def shard(photos, tmp_path_factory):
     (path,) = write_photo_shards(photos[:2], tmp_path_factory.mktemp("arguments"), per_shard=2)
     return path
-
-
-@pytest.fixture(scope="module")
-def calls(shard, tmp_path_factory):
-    """Each public function with its arguments, all of them right."""
-    table = dii.read_webdataset_images(shard, backend="pandas").drop(columns=["image", "error"])
-    page = tmp_path_factory.mktemp("gallery") / "page.html"
-    read = {
-        "paths": shard, "columns": None, "filters": None, "image": "jpg;png", "components": "infer",
-        "json_fields": None, "size": None, "resize": "stretch", "transform": None, "mode": "RGB",
-        "backend": "pandas", "errors": "null", "shard_errors": "raise", "partition_size": "auto",
-        "shards_per_partition": 1,
-        "max_pixels": 10**6, "max_member_bytes": 10**6, "scaled_decode": False,
-        "storage_options": None,
-    }  # fmt: skip
-    late = {
-        "frame": table, "size": None, "resize": "stretch", "transform": None, "mode": "RGB",
-        "errors": "null", "max_pixels": 10**6, "storage_options": None,
-    }  # fmt: skip
-    gallery = {
-        "frame": table, "path": page, "n": 1, "size": 8, "columns": ("__key__",),
-        "decode": False, "title": None, "storage_options": None,
-    }  # fmt: skip
-    eager = {**late, "frame": table.compute()}
-    return [
-        (dii.read_webdataset_images, read),
-        (dii.decode_images, late),
-        (dii.decode_images, eager),
-        (dii.gallery, gallery),
-    ]
-
-
-def passes(function, arguments):
-    """Whether a call is accepted; raises what is no error of this package."""
-    at_once = isinstance(arguments.get("frame"), pd.DataFrame)
-    transformed = callable(arguments.get("transform"))
-    if at_once and transformed:
-        return True  # what a function does to images is not known before it is tried
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            made = function(**arguments)
-            if hasattr(made, "dask") and not transformed:
-                made[[name for name in made.columns if name not in ("image", "error")]].compute()
-        except dii.DaskImageIngestError:
-            return False
-    return True
-
-
-@pytest.mark.nightly
-@pytest.mark.slow
-@pytest.mark.newest
-def test_one_wrong_argument_is_an_error_of_this_package(calls, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    accepted = {}
-    for function, right in calls:
-        assert passes(function, right)
-        for name in right:
-            for wrong in WRONG:
-                wrong = iter("ab") if type(wrong) is type(iter("ab")) else wrong
-                if passes(function, {**right, name: wrong}):
-                    accepted.setdefault(f"{function.__name__} {name}", []).append(repr(wrong))
-    taken = {call: {*values} for call, values in accepted.items()}
-    for name in ("read_webdataset_images", "decode_images"):
-        assert taken[f"{name} size"] == {"None", "1", "3", "(1, 2)", "np.int64(3)", "array([1, 2])"}
-        assert taken[f"{name} max_pixels"] == {"None", "1", "3", "np.int64(3)", str(10**30)}
-        assert taken[f"{name} errors"] == {"'null'"}
-        assert not {f"{name} resize", f"{name} mode"} & {*taken}
-    assert taken["read_webdataset_images scaled_decode"] == {"False"}
-    assert taken["read_webdataset_images filters"] == {"None", "[('width', '>', 1)]"}
-    assert taken["gallery decode"] == {"True", "False"}
-    assert taken["gallery size"] == {"1", "3", "np.int64(3)"}
-
-
-@pytest.mark.slow
-def test_any_wrong_arguments_together_are_an_error_of_this_package(
-    calls, rng, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    for _ in range(1500):
-        function, right = rng.choice(calls)
-        wrong = {name: rng.choice(WRONG) for name in rng.sample([*right], 3)}
-        print(function.__name__, wrong)
-        passes(function, {**right, **wrong})
 
 
 @pytest.mark.parametrize(
@@ -137,7 +33,6 @@ def test_any_wrong_arguments_together_are_an_error_of_this_package(
         ({"scaled_decode": 1}, "scaled_decode=1: pass True or False"),
         ({"columns": "txt"}, "columns='txt': pass a list of column names"),
         ({"columns": [1]}, r"columns=\[1\]: pass a list"),
-        ({"image": 7}, "image=7: pass a list of extensions"),
         ({"components": ["txt"]}, r"components=\['txt'\]: pass 'infer', or a mapping"),
         ({"json_fields": ["synset"]}, r"json_fields=\['synset'\]: pass a mapping .*'float32'"),
         ({"json_fields": {"synset": "text"}}, r"json_fields\['synset'\]: 'text' is no type"),

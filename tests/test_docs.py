@@ -63,7 +63,12 @@ MARKED: dict[str, list[str]] = {
     "docs/guide/model_server.md": ["needs a GPU and vLLM"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
     "docs/guide/remote.md": ["needs a bucket of S3", "needs a server"],
-    "docs/guide/train.md": ["needs torch", "needs torch", "needs a GPU"],
+    "docs/guide/train.md": [
+        "needs torch",
+        "needs torch",
+        *["tests/loader/test_trainers.py runs it"] * 3,
+        "needs a GPU",
+    ],
 }
 
 

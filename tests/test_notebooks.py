@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import dask_image_ingest as dii
 
 pytestmark = [pytest.mark.packaging, pytest.mark.torch]
 
@@ -83,3 +87,61 @@ def test_training_learns(tmp_path):
     assert set(seen) <= {"47", "48"}  # of 51: full steps only, one with a bad image or none
     assert losses[-1] < losses[0] / 1.5
     assert (tmp_path / "demo-data" / "trained.pt").exists()
+
+
+# Trains as the example does, but notes the images of each step, and dies before one of them.
+INTERRUPTED = """
+import hashlib, os, runpy, signal, sys
+import torch
+
+example, noted, last = sys.argv[1], sys.argv[2], int(sys.argv[3])
+main = runpy.run_path(example, run_name="example")["main"]
+network = main.__globals__["small_network"]
+
+class Noting(torch.nn.Module):
+    steps = 0
+
+    def __init__(self):
+        super().__init__()
+        self.network = network()
+
+    def forward(self, images):
+        self.steps += 1
+        if self.steps == last:
+            os.kill(os.getpid(), signal.SIGKILL)
+        digests = [hashlib.md5(image.numpy().tobytes()).hexdigest() for image in images]
+        with open(noted, "a") as file:
+            print(*digests, file=file)
+        return self.network(images)
+
+main.__globals__.update(small_network=Noting, EPOCHS=3, STORED_EVERY=1)
+main()
+"""
+
+
+def test_training_that_is_killed_sees_each_row_of_each_epoch_once(tmp_path):
+    pytest.importorskip("torch", reason=WHY)
+    noted = tmp_path / "noted"
+    for last, status in ((2, -signal.SIGKILL), (5, -signal.SIGKILL), (0, 0)):
+        finished = subprocess.run(
+            [sys.executable, "-c", INTERRUPTED, EXAMPLES / "03_train.py", noted, str(last)],
+            cwd=tmp_path,
+            env=os.environ | ENVIRONMENT,
+            capture_output=True,
+            text=True,
+            timeout=280,
+        )
+        assert finished.returncode == status, finished.stderr
+    steps = [line.split() for line in noted.read_text().splitlines()]
+    # The crops of an image are others in each epoch. In one process, without workers:
+    ddf = dii.read_webdataset_images(
+        tmp_path / "demo-data", size=48, augment=dii.RandomResizedCrop(scale=(0.5, 1))
+    )
+    options = {"columns": [], "shuffle": 0, "normalize": (0.5, 0.5), "drop_last": True}
+    expected = [
+        [hashlib.md5(image.tobytes()).hexdigest() for image in batch["image"]]
+        for epoch in range(3)
+        for batch in ddf.images.iter_batches(16, epoch=epoch, **options)
+    ]
+    assert len(expected) == 9
+    assert steps == expected

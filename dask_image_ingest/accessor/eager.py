@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import re
+import secrets
 import sys
 from collections.abc import Callable, Sequence
 from html import escape
@@ -103,10 +104,6 @@ class SeriesImages(FrameImages):
 
 _EDGE = 96
 
-# Private-use characters that mark a cell, with the numbers of its column and row between them.
-_BEGIN, _END = "\ue0d1", "\ue0d2"
-_CELL = re.compile(rf"{_BEGIN}(\d+)\.(\d+){_END}")
-
 
 def register_html() -> None:
     """Register thumbnails in dataframes with IPython, if it runs in this process."""
@@ -123,14 +120,18 @@ def frame_html(frame: pd.DataFrame) -> str | None:
         return frame._repr_html_()
     others = [name for name in frame.columns if name not in names]
     marked = frame[[*names, *others]].copy(deep=False)  # the pictures first
+    # Private-use characters, which no caption can foresee: they are followed by column and row.
+    mark = "".join(chr(0xE000 + secrets.randbelow(0x1900)) for _ in range(4))
     for number, name in enumerate(names):
-        marked[name] = [f"{_BEGIN}{number}.{row}{_END}" for row in range(len(frame))]
+        marked[name] = [f"{mark}{number}.{row}{mark}" for row in range(len(frame))]
     html = marked._repr_html_()
     if html is None:
         return None
     # Marks are left only in the rows that pandas shows: only their thumbnails are made.
-    return _CELL.sub(
-        lambda cell: _thumbnail_html(frame[names[int(cell[1])]].iloc[int(cell[2])]), html
+    return re.sub(
+        rf"{mark}(\d+)\.(\d+){mark}",
+        lambda cell: _thumbnail_html(frame[names[int(cell[1])]].iloc[int(cell[2])]),
+        html,
     )
 
 

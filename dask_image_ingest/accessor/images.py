@@ -25,12 +25,14 @@ from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.loader import (
     FORMATS,
     Batches,
+    Facts,
     Format,
     FrameRows,
     Schedule,
     Source,
     make_buckets,
     make_sample,
+    once,
     parse_shard,
 )
 from dask_image_ingest.ops import (
@@ -515,7 +517,8 @@ class Images(ABC, Generic[Frame, Series]):
             one shape.
         collate_fn
             A function that makes the batch: it gets a list of rows, each a dict of NumPy arrays and
-            values by column, and gives anything. It runs in the workers of a ``DataLoader``.
+            values by column, and gives anything. It runs in the workers of a ``DataLoader``. A
+            batch without rows is None, without a call.
 
         Returns
         -------
@@ -587,14 +590,20 @@ class Images(ABC, Generic[Frame, Series]):
         epoch: int | None,
         steps: int | None,
         repeat: bool,
+        facts: Facts | None = None,
         **options: Any,
     ) -> Batches:
         rows = self._frame_rows(columns)
-        compute = functools.partial(self._computed_column, rows.names)
+        known: Facts = {} if facts is None else facts
+
+        def compute(name: str) -> pd.Series:
+            compute_column = functools.partial(self._computed_column, rows.names, name)
+            return once(known, ("column", name), compute_column)
+
         sample = make_sample(*drawn, self._columns(), compute)
         sizes = make_buckets(buckets, self._columns(), compute)
         schedule = Schedule(shuffle, epoch, steps, repeat, sample, sizes)
-        return Batches([rows], schedule=schedule, **options)
+        return Batches([rows], schedule=schedule, facts=known, **options)
 
     def _frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
         """The rows with their image and some of the other columns, for batches.
@@ -638,6 +647,7 @@ class Images(ABC, Generic[Frame, Series]):
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
+        shard: tuple[int, int] | Literal["auto"] | None = "auto",
         normalize: tuple[Any, Any] | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
@@ -653,8 +663,9 @@ class Images(ABC, Generic[Frame, Series]):
         ----------
         batch_size, columns, shuffle, steps, repeat, weights, balance, replacement, buckets
             As for :meth:`iter_batches`.
-        drop_last, prefetch, start, normalize, collate_fn
-            As for :meth:`iter_batches`. ``start`` holds for the first epoch that is iterated.
+        drop_last, prefetch, start, shard, normalize, collate_fn
+            As for :meth:`iter_batches`. ``start`` holds for the first loop, whatever the number of
+            workers; later ones go through all of their epoch.
         **options
             Further arguments of ``DataLoader``: ``num_workers=4``, ``persistent_workers=True``,
             ``pin_memory=True``, ``multiprocessing_context="spawn"``.
@@ -666,10 +677,11 @@ class Images(ABC, Generic[Frame, Series]):
             workers. All ranks of ``torch.distributed`` together yield each image once, in the same
             number of batches, which is its ``len``. Its ``dataset`` is an ``IterableDataset`` of
             batches: ``loader.dataset.set_epoch(epoch)`` changes the order of a shuffle and the
-            numbers of random augmentations, with ``persistent_workers=True`` too;
-            ``loader.dataset.position_after(steps)`` is an argument ``start=``, to resume with any
-            number of ranks and workers. The dataset's ``state_dict`` and ``load_state_dict`` let
-            torchdata's ``StatefulDataLoader(loader.dataset, batch_size=None)`` resume.
+            numbers of random augmentations, with ``persistent_workers=True`` too, for all loops
+            that follow; ``loader.dataset.position_after(steps)`` is an argument ``start=``, to
+            resume with any number of ranks and workers. The dataset's ``state_dict`` and
+            ``load_state_dict`` let torchdata's ``StatefulDataLoader(loader.dataset,
+            batch_size=None)`` resume.
 
         Raises
         ------
@@ -708,7 +720,7 @@ class Images(ABC, Generic[Frame, Series]):
             normalize=normalize,
             collate_fn=collate_fn,
         )
-        return make_dataloader(make, start, options)
+        return make_dataloader(make, start, shard, options)
 
     def show(
         self,

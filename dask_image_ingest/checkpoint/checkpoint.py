@@ -7,7 +7,7 @@ from typing import Any
 
 import dask.dataframe as dd
 
-from dask_image_ingest.arguments import check_flag, check_storage_options
+from dask_image_ingest.arguments import check_flag, check_storage_options, path_text
 from dask_image_ingest.checkpoint.query import fingerprint_query
 from dask_image_ingest.checkpoint.runner import run_checkpoint
 from dask_image_ingest.checkpoint.stored_frame import ReadStored
@@ -96,10 +96,7 @@ def checkpoint(
         raise ArgumentError(f"version={version!r}: pass a string, such as '1'")
     check_flag("overwrite", overwrite)
     storage_options = check_storage_options(storage_options)
-    folder = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(folder, str) or not folder:
-        raise ArgumentError(f"path={path!r}: pass a folder or a URL")
-    output = open_output(folder, CHECKPOINT_ADVICE, storage_options)
+    output = open_output(path_text("path", path), CHECKPOINT_ADVICE, storage_options)
     query = fingerprint_query(unfused(frame.expr), version)
     stored = run_checkpoint(query, output, frame._meta, overwrite=overwrite)
     return new_collection(ReadStored(stored))

@@ -42,12 +42,19 @@ from dask_image_ingest.errors import (
     warn_user,
 )
 from dask_image_ingest.frames import backend_of, with_urls
-from dask_image_ingest.ops import journal_owner, journaled
+from dask_image_ingest.ops import (
+    Ending,
+    RowJournal,
+    journal_owner,
+    journaled,
+    refuse_late_failures,
+)
 from dask_image_ingest.storage import Shard, find_beside, find_shards, local_path
 from dask_image_ingest.storage.output import (
     JOURNAL,
     LOCK,
     REPLACEMENT,
+    REPLACING,
     STAGING,
     OutputStore,
     acquire,
@@ -87,12 +94,12 @@ def run_checkpoint(
         if finished.is_finished():
             return finished.stored(manifest.parts)
     with acquire(output, steal=True) as check_lock:
-        manifest = read_manifest(output)
-        if overwrite:
-            output.remove_staging()
-        apart = read_manifest(replacement_of(output))
+        manifest, apart = read_manifest(output), read_manifest(replacement_of(output))
         # Also where a killed run has begun to.
-        replaces = overwrite or (apart.is_of(query) and not manifest.is_of(query))
+        replaces = overwrite or output.read(REPLACING) == query.digest.encode()
+        if overwrite or (replaces and not apart.is_of(query)):
+            output.put(REPLACING, query.digest.encode())
+            apart = _cleared(output)
         if replaces:
             begin_run(output)  # tasks of earlier runs store nothing more
             stored = _compute(query, apart, meta, check_lock)
@@ -100,6 +107,16 @@ def run_checkpoint(
             _replace(output, stored)
             return replace(stored, output=output)
         return _compute(query, manifest, meta, check_lock)
+
+
+def _cleared(output: OutputStore) -> Manifest:
+    """The place for files that replace others, without those of earlier calls."""
+    staged = output.sizes(STAGING)
+    output.remove(f"{STAGING}/{name}" for name in staged if f"{STAGING}/{name}" != REPLACING)
+    apart = replacement_of(output)
+    apart.remove_staging()
+    apart.remove([QUERY_FILE, *apart.sizes()])
+    return read_manifest(apart)
 
 
 def _compute(
@@ -197,7 +214,7 @@ class _Run:
         done, begun = len(needed) - len(missing), self._begun(missing)
         rows = f", and rows of {begun} more" if begun else ""
         logger.info("%d of %d partitions are stored%s", done, len(needed), rows)
-        parts |= self._compute(missing, check_lock)
+        parts |= self._compute(missing, check_lock, known_to_answer=bool(parts or begun))
         parts = {name: parts[name] for name in sorted(parts)}
         check_lock()
         self.manifest.finish(parts)
@@ -211,7 +228,10 @@ class _Run:
         return len({*map(journal_owner, files)} & missing.keys())
 
     def _compute(
-        self, missing: Mapping[str, Partition], check_lock: Callable[[], None]
+        self,
+        missing: Mapping[str, Partition],
+        check_lock: Callable[[], None],
+        known_to_answer: bool,
     ) -> dict[str, PartitionFile]:
         if not missing:
             return {}
@@ -232,13 +252,19 @@ class _Run:
             for key, (name, split) in zip(keys, missing.items(), strict=True)
         ]
         try:
-            results = one_task_per_item(partial(_store, context=context), tasks)
+            outcomes = one_task_per_item(partial(_store, context=context), tasks)
+            endings = [ending for outcome in outcomes for ending in outcome.endings]
+            refuse_late_failures(endings, known_to_answer)
         except BaseException:
             # Threads and workers finish their tasks: those of `map_rows` would call on for hours.
             with suppress(Exception):
                 end_run(self.output, context.run)
             raise
-        done = dict(zip(missing, results, strict=True))
+        done = {name: outcome.part for name, outcome in zip(missing, outcomes, strict=True)}
+        check_lock()
+        for name, outcome in zip(missing, outcomes, strict=True):
+            if outcome.is_staged:
+                self.output.move(_staged(name), name)
         skipped = {missing[name][0].url: why for name, why in done.items() if isinstance(why, str)}
         if skipped:
             url, why = next(iter(skipped.items()))
@@ -288,13 +314,27 @@ class _Task:
         return self.name
 
 
-def _store(task: _Task, context: _Context) -> PartitionFile | str:
-    """Compute a partition and store it atomically; or return why its shard cannot be read."""
-    with journaled(context.output, task.name, context.run):
-        return _compute_and_store(task, context)
+@dataclass(frozen=True)
+class _Outcome:
+    """What has become of a partition."""
+
+    part: PartitionFile | str  # or why its shard cannot be read
+    endings: list[Ending]
+    is_staged: bool  # until the run has ended
 
 
-def _compute_and_store(task: _Task, context: _Context) -> PartitionFile | str:
+def _staged(name: str) -> str:
+    return f"{STAGING}/{name}"
+
+
+def _store(task: _Task, context: _Context) -> _Outcome:
+    """Compute a partition and store it atomically."""
+    with journaled(context.output, task.name, context.run) as journal:
+        part = _compute_and_store(task, context, journal)
+    return _Outcome(part, journal.endings, journal.has_late_failures and not isinstance(part, str))
+
+
+def _compute_and_store(task: _Task, context: _Context, journal: RowJournal) -> PartitionFile | str:
     try:
         before = [_check_unchanged(shard, None, context) for shard in task.shards]
         frame = dask.get(task.graph, task.key)
@@ -310,16 +350,13 @@ def _compute_and_store(task: _Task, context: _Context) -> PartitionFile | str:
             f"{context.columns}: is the meta= of its functions right?"
         )
     table = with_urls(backend_of(frame).to_storage(frame), url_identity)
-    with context.output.scratch() as file:
+    name = _staged(task.name) if journal.has_late_failures else task.name
+    with context.output.scratch(task.name) as file:
         parquet.write_table(table, file, compression="zstd", row_group_size=len(table) or None)
-        context.output.commit(
-            file, task.name, partial(refuse_other_run, context.output, context.run)
-        )
-    size = context.output.size(task.name)
+        context.output.commit(file, name, partial(refuse_other_run, context.output, context.run))
+    size = context.output.size(name)
     if size is None:
-        raise ExportError(
-            f"{context.output.locate(task.name)} was removed as soon as it was written"
-        )
+        raise ExportError(f"{context.output.locate(name)} was removed as soon as it was written")
     return PartitionFile(rows=len(table), bytes=size)
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import logging
 import resource
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -80,7 +83,7 @@ def quality(args: argparse.Namespace) -> tuple[int, str]:
 def duplicates(args: argparse.Namespace) -> tuple[int, str]:
     """The groups of duplicates, and which image of each to keep."""
     started = time.monotonic()
-    with skipped_shards() as reasons:
+    with skipped_shards() as reasons, _rows_left_out() as left_out:
         frame = find_duplicates(
             _read(args),
             args.by,
@@ -89,17 +92,22 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
             keep=args.keep,
             against=args.against,
             memory=args.memory,
+            storage_options=args.storage_options,
         )
         added = [name for name in frame.columns if name.startswith("duplicate.")]
-        shown = _COLUMNS if args.html else _COLUMNS[:2]
+        shown = _COLUMNS if args.html else (*_COLUMNS[:2], "height")
         columns = [name for name in shown if name in frame.columns]
         (table,) = compute(select_columns(frame, [*columns, *added]))
     skipped = sorted(set(reasons))
+    # A header that can't be read is damage, too: fingerprints of bytes need none.
+    unknown = int(table["height"].isna().sum()) if "height" in table.columns else 0
+    unknown = max(unknown, sum(left_out))
     groups = _groups(table)
     count = sum(len(group["duplicates"]) for group in groups)
     if args.json:
         result = {
             "samples": len(table),
+            "unknown": unknown,
             "duplicates": count,
             "skipped": skipped,
             "seconds": round(time.monotonic() - started, 3),
@@ -109,6 +117,8 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
         text = json.dumps(result, indent=2)
     else:
         lines = [f"{number(len(table), 'sample')}, {number(count, 'duplicate')}"]
+        if unknown:
+            lines[0] += f", {unknown:,} without an image that decodes"
         rows = [(group["keep"], row) for group in groups for row in group["duplicates"]]
         for kept, row in rows[:_MAX_LINES]:
             # Perceptual hashes can be equal ("0 bits from") though the images are not.
@@ -118,7 +128,21 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
             lines.append(f"  and {len(rows) - _MAX_LINES:,} more, which --json names")
         text = _text([*lines, *_skipped_lines(skipped)])
     _write_page(frame, table, args)
-    return BAD_DATA if count or skipped else FINE, text
+    return BAD_DATA if count or unknown or skipped else FINE, text
+
+
+@contextlib.contextmanager
+def _rows_left_out() -> Iterator[list[int]]:
+    """Collect the numbers of rows that are not compared, which `find_duplicates` logs."""
+    numbers: list[int] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: numbers.append(getattr(record, "left_out", 0))  # type: ignore[method-assign]
+    logger = logging.getLogger("dask_image_ingest")
+    logger.addHandler(handler)
+    try:
+        yield numbers
+    finally:
+        logger.removeHandler(handler)
 
 
 def _read(args: argparse.Namespace) -> Any:

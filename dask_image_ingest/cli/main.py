@@ -133,7 +133,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="the page (default gallery.html)",
     )
     showing.add_argument(
-        "-n", type=_positive, default=200, metavar="N", help="how many images (default 200)"
+        "-n",
+        type=_positive,
+        default=200,
+        metavar="N",
+        help="how many images, spread over all rows (default 200)",
     )
     showing.add_argument(
         "--columns", default="__key__", help="columns to show below an image: __key__,txt"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import base64
 import functools
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
+import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.computing import compute, one_task_per_item
@@ -17,6 +18,7 @@ from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.dataset.schema import HEADERS, ImageColumn
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.errors import ShardNotFoundError
+from dask_image_ingest.export import json_texts
 from dask_image_ingest.index import write_index
 from dask_image_ingest.report import (
     check_text,
@@ -51,9 +53,8 @@ def head(args: argparse.Namespace) -> tuple[int, str]:
     frame = read_collection(args, sidecar=sidecar_of(args))
     frame = select_columns(frame, [name for name in frame.columns if name not in _NEEDS_DECODING])
     rows = first_rows(frame, args.n)
-    records = pa.Table.from_pandas(rows, preserve_index=False).to_pylist()
     status = BAD_DATA if rows["height"].isna().any() else FINE
-    return status, _as_json(records) if args.json else head_text(rows)
+    return status, _as_json(rows) if args.json else head_text(rows)
 
 
 def gallery(args: argparse.Namespace) -> tuple[int, str]:
@@ -157,17 +158,17 @@ def _reports(args: argparse.Namespace, decode_too: bool) -> list[Any]:
     return list(one_task_per_item(inspect, [shard.url for shard in source]))
 
 
-def _as_json(records: list[dict[str, Any]]) -> str:
-    """JSON of records with any types; NaN and infinity become null."""
-    text = json.dumps(records, default=_plain)
-    return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=2)
-
-
-def _plain(value: Any) -> str:
-    """Bytes as base64, times in ISO 8601, anything else by ``str``."""
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    return str(value.isoformat() if hasattr(value, "isoformat") else value)
+def _as_json(rows: pd.DataFrame) -> str:
+    """JSON of rows with any types, in ASCII."""
+    table = pa.Table.from_pandas(rows, preserve_index=False)
+    names = [*map(json.dumps, table.column_names)]
+    values = zip(*map(json_texts, table.columns), strict=True)
+    objects = (
+        ",\n".join(f"    {name}: {text or 'null'}" for name, text in zip(names, row, strict=True))
+        for row in values
+    )
+    text = ",\n".join(f"  {{\n{fields}\n  }}" for fields in objects)
+    return re.sub("[^ -~\n]", lambda match: json.dumps(match[0])[1:-1], f"[\n{text}\n]")
 
 
 FINE, BAD_DATA, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130

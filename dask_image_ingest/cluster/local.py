@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-import math
 import os
 import warnings
 from collections.abc import Iterator, Mapping
@@ -16,11 +15,9 @@ from typing import Any, Literal
 
 import dask
 from dask.system import CPU_COUNT
-from dask.utils import parse_bytes
 from distributed import Client, LocalCluster, Nanny, Status, Worker
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.cluster.messages import reporting_workers, silence_routine
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import gpus
@@ -115,9 +112,6 @@ def _set_threads(threads: int | None) -> None:
 # Environment variables of workers; works for cluster classes that set ``env=`` themselves, too.
 _SPAWN = "distributed.nanny.pre-spawn-environ"
 
-_NUMBERS = ("n_workers", "decode_threads", "threads_per_worker")
-_SIZES = ("rmm_pool_size", "device_memory_limit", "memory_limit")
-
 # dask-cuda's keywords for device_memory_limit, as fractions.
 _LIMIT_KEYWORDS: dict[Any, float | None] = {"default": 0.8, "auto": None}
 
@@ -180,8 +174,8 @@ def start_cluster(
     Raises
     ------
     ArgumentError
-        For numbers that are not positive, invalid sizes, unknown arguments, more workers than GPUs,
-        and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
+        For numbers that are not positive, unknown arguments, more workers than GPUs,
+        ``asynchronous=True``, and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
     MissingDependencyError
         With ``gpu=True`` if dask-cuda is not installed.
 
@@ -190,7 +184,14 @@ def start_cluster(
     >>> with start_cluster() as client:
     ...     frame = read_webdataset_images("train-{000..003}.tar").compute()
     """
-    _check_arguments({**locals(), **kwargs})
+    if kwargs.get("asynchronous"):
+        raise ArgumentError(
+            "asynchronous=True, and start_cluster waits for its workers. In a coroutine, connect a "
+            "second client: Client(client.scheduler.address, asynchronous=True)"
+        )
+    for name, number in (("n_workers", n_workers), ("decode_threads", decode_threads)):
+        if number is not None:
+            whole_number(name, number, 1)
     cores = CPU_COUNT
     use_gpu = bool(gpus()) if gpu is None else gpu
     devices = kwargs.get("CUDA_VISIBLE_DEVICES")
@@ -210,7 +211,6 @@ def start_cluster(
         for name, (default, ours) in _INTERVALS.items()
         if dask.config.get(name, None) == default
     }
-    silence_routine()
     if not use_gpu and not settings.get("processes", True):
         with _any_port():
             return _in_this_process(threads, settings)
@@ -218,10 +218,7 @@ def start_cluster(
     if dask.config.get(_SHARD, None) == _DEFAULT_SHARD:
         variables = _LARGER_SHARD | variables
     config = {**intervals, _SPAWN: variables}
-    with dask.config.set(config), _any_port(), reporting_workers(n_workers) as counter:
-        scheduler = settings.get("scheduler_kwargs") or {}
-        plugins = [*scheduler.get("plugins", ()), counter]
-        settings["scheduler_kwargs"] = {**scheduler, "plugins": plugins}
+    with dask.config.set(config), _any_port():
         if use_gpu:
             if devices is None and visible:
                 # With several MIG instances, a process sees only the first.
@@ -238,31 +235,6 @@ def start_cluster(
     return _prepared(client, "gpu" if use_gpu else "cpu", {"decode-threads": threads})
 
 
-def _check_arguments(arguments: Mapping[str, Any]) -> None:
-    """Check all arguments but the names of keywords.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    for name in _NUMBERS:
-        if arguments.get(name) is not None:
-            advice = "pass a positive number, or None for the usual one"
-            whole_number(name, arguments[name], 1, advice)
-    for name in _SIZES:
-        _check_size(name, arguments.get(name))
-    gpu, address = arguments.get("gpu"), arguments.get("dashboard_address")
-    if not isinstance(gpu, (bool, type(None))):
-        raise ArgumentError(f"gpu={gpu!r}; pass True, False, or None for what the machine has")
-    if arguments.get("asynchronous"):
-        raise ArgumentError(
-            "asynchronous=True, and start_cluster waits for its workers. In a coroutine, connect a "
-            "second client: Client(client.scheduler.address, asynchronous=True)"
-        )
-    if not isinstance(address, (str, int, type(None))):
-        raise ArgumentError(f"dashboard_address={address!r}; pass ':8787', or None")
-
-
 def _check_names(settings: Mapping[str, Any]) -> None:
     """Refuse keywords of neither the cluster nor its workers, with which no worker would start.
 
@@ -277,18 +249,6 @@ def _check_names(settings: Mapping[str, Any]) -> None:
             f"start_cluster has no argument {', '.join(map(repr, unknown))}, and neither have "
             "distributed's LocalCluster, Nanny and Worker"
         )
-
-
-def _check_size(name: str, value: Any) -> None:
-    """Refuse a value that is not a size (``"20 GB"``), a fraction, or a keyword of Dask."""
-    if value is None or (isinstance(value, str) and value in ("auto", "default")):
-        return
-    try:
-        number = parse_bytes(value) if isinstance(value, str) else float(value)
-    except (ValueError, TypeError):
-        number = -1
-    if isinstance(value, bool) or not 0 <= number < math.inf:
-        raise ArgumentError(f"{name}={value!r}; pass bytes, such as '20 GB', or a share below 1")
 
 
 @contextmanager

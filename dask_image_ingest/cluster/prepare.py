@@ -6,28 +6,19 @@ import asyncio
 import os
 import platform
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from typing import Any, Literal
 
 import dask
 import pandas as pd
-from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
-from distributed.protocol.pickle import dumps, loads
+from distributed import Client, Scheduler, Worker
+from distributed.protocol.pickle import loads
 
+from dask_image_ingest.client import MarkSuspects, check_client, workers_of
 from dask_image_ingest.cluster.broken_gpu import LeaveBrokenGpu
-from dask_image_ingest.cluster.messages import silence_routine
 from dask_image_ingest.cluster.warm import end_warm_up, warm_up
-from dask_image_ingest.environment import Portable, environment, versions
+from dask_image_ingest.environment import environment, versions
 from dask_image_ingest.errors import ArgumentError, ShardNotFoundError, warn_user
 from dask_image_ingest.frames import gpus
-from dask_image_ingest.scheduler_plugin import (
-    CheckWorker,
-    PrepareScheduler,
-    check_cluster,
-    register_worker_plugin,
-    run_on_each,
-    workers_of,
-)
 from dask_image_ingest.storage import find_shards
 
 _CONFIG = "image-ingest"
@@ -67,9 +58,6 @@ class PrepareWorker(LeaveBrokenGpu):
         self.own = own or {}
         self._process = _this_process()
 
-    def __reduce__(self) -> tuple[Portable, tuple[dict[str, Any]]]:
-        return Portable(_plugin), (self.__dict__,)
-
     def setup(self, worker: Worker) -> None:
         """Configure the process and start the warm-up; called by Dask."""
         super().setup(worker)
@@ -81,8 +69,6 @@ class PrepareWorker(LeaveBrokenGpu):
 
     def teardown(self, worker: Worker) -> None:
         """Wait for the warm-up; called by Dask."""
-        if worker.status == Status.closing:
-            silence_routine(closing=True)
         end_warm_up()
 
 
@@ -92,31 +78,13 @@ def _machine_config() -> dict[str, Any]:
     return dask.config.collect(dask.config.paths, variables)
 
 
-def _plugin(state: dict[str, Any]) -> WorkerPlugin:
-    """Restore the plugin on a worker; a plugin without effect if this package is not installed.
-
-    Sent as a `Portable`: a worker that can't unpickle a plugin would close when it joins.
-    """
-    try:
-        from dask_image_ingest.cluster.prepare import PrepareWorker as Plugin
-    except ImportError:
-        from distributed import WorkerPlugin
-
-        return WorkerPlugin()
-    plugin = Plugin.__new__(Plugin)
-    plugin.__dict__.update(state)
-    return plugin
-
-
 async def dask_setup(server: Any) -> None:
     """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by Dask."""
     if isinstance(server, Worker):
         await server.plugin_add(LeaveBrokenGpu())
         warm_up(_device(), server)
     elif isinstance(server, Scheduler):
-        await server.register_scheduler_plugin(PrepareScheduler(), idempotent=True)
-        check = CheckWorker(environment())
-        await server.register_worker_plugin(None, dumps(check), check.name, idempotent=True)
+        await server.register_scheduler_plugin(MarkSuspects(), idempotent=True)
 
 
 def dask_teardown(server: Any) -> None:
@@ -132,7 +100,7 @@ def prepare(
 ) -> pd.DataFrame:
     """Prepare the workers of a cluster, and those that join later, for this package.
 
-    The cluster is checked as for the first query with images. Workers load DALI, and get this
+    Workers are checked as before the first query with images. They load DALI, and get this
     process's configuration under ``image-ingest``. Call it again to send a changed one. It warns of
     whatever makes a query slow or wrong: other versions of libraries, more threads than cores,
     several threads on a GPU, no memory limit, shards that a worker does not see.
@@ -151,15 +119,14 @@ def prepare(
     pandas.DataFrame
         One row for each worker: ``address``, ``host``, ``cores``, ``threads``, ``gpu``,
         ``memory_limit``, the version of each package (None if not installed), and with ``paths``
-        the number of ``shards`` that it sees (null if it has not answered).
+        the number of ``shards`` that it sees (null if it can't list them).
 
     Raises
     ------
     ArgumentError
         For an asynchronous client.
     ClusterError
-        If the scheduler or a worker lacks this package, has another version of it, or lacks DALI
-        while this process has it.
+        If a worker lacks this package, or has another version of it.
     ShardNotFoundError
         If ``paths`` match no shard in this process.
 
@@ -173,17 +140,19 @@ def prepare(
     if client.asynchronous:
         raise ArgumentError("an asynchronous client can't wait: pass Client(address)")
     shards = None if paths is None else find_shards(paths, storage_options)
-    environments = check_cluster(client)
+    environments = check_client(client)
     prepare_workers(client)
-    workers = client.sync(workers_of, client)
+    workers = workers_of(client)
     table = pd.DataFrame(
-        [_row(address, info, environments.get(address, {})) for address, info in workers.items()],
+        [
+            _row(address, info, environments[address])
+            for address, info in workers.items()
+            if address in environments
+        ],
         columns=["address", "host", "cores", "threads", "gpu", "memory_limit", *versions()],
     ).drop(columns="platform")
     if shards is not None:
-        answers = client.sync(
-            run_on_each, client, environments, _count_shards, paths, storage_options
-        )
+        answers = client.run(_count_shards, paths, storage_options, on_error="return")
         counts = {address: n for address, n in answers.items() if isinstance(n, int)}
         table["shards"] = table["address"].map(counts)
         errors = {str(error): a for a, error in answers.items() if isinstance(error, Exception)}
@@ -203,22 +172,14 @@ def prepare_workers(
 
     It replaces an earlier one, and keeps that one's ``device`` and ``own`` unless they are given.
     """
-    client.sync(_register, client, device, own)
-
-
-async def _register(
-    client: Client, device: Literal["cpu", "gpu"] | None, own: Mapping[str, Any] | None
-) -> None:
-    with suppress(ValueError):  # the scheduler may be configured to run no functions
-        if pickled := await client.run_on_scheduler(Portable(_registered)):
-            earlier = loads(pickled)
-            device, own = device or earlier.device, own or earlier.own
-    plugin = PrepareWorker(dask.config.get(_CONFIG, None) or {}, device, own)
-    await register_worker_plugin(client, plugin)
+    if pickled := client.run_on_scheduler(_registered):
+        earlier: PrepareWorker = loads(pickled)
+        device, own = device or earlier.device, own or earlier.own
+    client.register_plugin(PrepareWorker(dask.config.get(_CONFIG, None) or {}, device, own))
 
 
 def _registered(dask_scheduler: Scheduler) -> bytes | None:
-    plugin: bytes | None = dask_scheduler.worker_plugins.get("image-ingest")
+    plugin: bytes | None = dask_scheduler.worker_plugins.get(PrepareWorker.name)
     return plugin
 
 
@@ -251,9 +212,9 @@ def _row(address: str, info: dict[str, Any], environment: Mapping[str, Any]) -> 
 
 def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
     """Warnings about a slow or wrong setup, with the remedy."""
-    here, table = environment(), table.dropna(subset="host")  # workers that have answered
     if table.empty:
         return
+    here = environment()
     for name in _LIBRARIES:
         other = table[table[name] != here[name]]
         if len(other):

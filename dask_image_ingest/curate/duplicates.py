@@ -13,7 +13,6 @@ import pyarrow as pa
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
-    is_column,
     number_of_bytes,
     shown,
     whole_number,
@@ -64,6 +63,7 @@ def find_duplicates(
     identity: str | None = None,
     against: Frame | str | PathLike[str] | None = None,
     memory: str | int = MEMORY,
+    storage_options: dict[str, Any] | None = None,
 ) -> Frame:
     """Find duplicate images, and choose which of each group to keep.
 
@@ -99,11 +99,13 @@ def find_duplicates(
         ``__key__``.
     against
         Rows that are kept already, and come before those of ``frame``: their hashes as stored by
-        :func:`write_hashes`, a folder, or another frame. Those are not compared with each other, so
-        that the search costs little more than the new rows do.
+        :func:`write_hashes`, a folder, local or remote, or another frame. Those are not compared
+        with each other, so that the search costs little more than the new rows do.
     memory
         The most memory of the search, beside the hashes: bytes, or a text such as ``"2 GiB"``.
         Default: 4 GiB.
+    storage_options
+        For the file system of a remote folder that ``against`` names.
 
     Returns
     -------
@@ -123,7 +125,7 @@ def find_duplicates(
     Raises
     ------
     ArgumentError
-        For arguments out of range, and if a column is missing.
+        For arguments out of range, if a column is missing, and if stored hashes are damaged.
 
     Notes
     -----
@@ -138,7 +140,7 @@ def find_duplicates(
     tables as make that 99.9 % at ``distance``. Hashes that are alike in crowds are searched once
     more, among themselves, by tables of more bits, which may miss as many again. All rows that are
     connected by near pairs are then compared with each other. Rows that have no fingerprint are
-    kept.
+    kept; a warning in the log counts them.
 
     The ``"best"`` image has the largest (height × width)^0.575 × max(d, 0.3), of the stored size,
     with d = ``quality.detail`` × bits a pixel^0.05, of at most 8 bits. So the larger of two copies
@@ -168,7 +170,9 @@ def find_duplicates(
     id_columns = resolve_identity(frame, identity)
     rankable = with_rankable_columns(frame, keep, by)
     rank_by = parse_keep(keep, rankable)
-    before = None if against is None else _rows_before(against, by, identity)
+    before = None
+    if against is not None:
+        before = _rows_before(against, by, identity, "against", storage_options)
     ranked = rank_rows(rankable, by, variants, rank_by, id_columns)
     if before is None:
         keeper, bits = _keepers(ranked, distance, nbytes)
@@ -196,6 +200,7 @@ def find_overlaps(
     variants: Sequence[Variant] = (),
     identity: str | None = None,
     memory: str | int = MEMORY,
+    storage_options: dict[str, Any] | None = None,
 ) -> Frame:
     """Find the images of one collection that another one has too, such as its test set.
 
@@ -222,6 +227,8 @@ def find_overlaps(
         As for :func:`find_duplicates`.
     memory
         For fingerprints, as for :func:`find_duplicates`.
+    storage_options
+        For the file system of a remote folder that ``test`` names.
 
     Returns
     -------
@@ -260,7 +267,7 @@ def find_overlaps(
     check_frame(train._meta if isinstance(train, FrameBase) else train, "train")
     id_columns = resolve_identity(train, identity, "train")
     if not isinstance(by, str) or by not in KINDS:
-        if not is_column(by, train.columns):
+        if by not in train.columns:
             kinds = ", ".join(map(repr, KINDS))
             raise ArgumentError(
                 f"by={shown(by)}: choose {kinds}, or a column of vectors of train= and test="
@@ -270,7 +277,7 @@ def find_overlaps(
         return _overlaps_of_vectors(train, test, by, threshold, id_columns, identity)
     variants = _check(by, distance, variants)
     nbytes = _check_memory(memory)
-    others = _rows_before(test, by, identity, "test")
+    others = _rows_before(test, by, identity, "test", storage_options)
     ranked = rank_rows(train, by, variants, (), id_columns)
     match, bits = _matches(ranked, others, distance, nbytes)
     columns = {"overlap.distance": pa.array(bits.astype(np.int32))}
@@ -342,11 +349,11 @@ def _check_memory(memory: Any) -> int:
 
 
 def _rows_before(
-    rows: Any, by: Kind, identity: str | None, argument: str = "against"
+    rows: Any, by: Kind, identity: str | None, argument: str, storage_options: Any
 ) -> Ranked | StoredHashes:
     """Hashes and keys of other rows: those of a folder, or of a frame."""
     if isinstance(rows, (str, PathLike)):
-        return read_hashes(rows, by, argument)
+        return read_hashes(rows, by, argument, storage_options)
     check_frame(rows._meta if isinstance(rows, FrameBase) else rows, argument)
     return rank_rows(rows, by, (), (), resolve_identity(rows, identity, argument))
 

@@ -1,35 +1,52 @@
 """``write_hashes``: the hashes of rows that are kept, stored for later comparisons.
 
-A folder of Arrow files, one for each call: key and hash of each row, 33 bytes and the key. Files
-are mapped into memory, so that hashes are read as they are compared.
+A folder of Arrow files, one for each call: key and hash of each row, 33 bytes and the key. Each has
+its number, the id of its folder and a checksum of all its bytes. A file is read whole and checked
+before any of it is used.
 """
 
 from __future__ import annotations
 
+import io
+import itertools
 import json
 import os
+import re
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import xxhash
 
-from dask_image_ingest.arguments import check_choice, check_frame, shown
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_frame,
+    check_storage_options,
+    path_text,
+    shown,
+)
 from dask_image_ingest.curate.fingerprints import KINDS, Kind
 from dask_image_ingest.curate.ranking import Keys, Ranked, rank_rows, resolve_identity
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.storage.output import HASHES_ADVICE, OutputStore, open_output
 
 # Raise if hashes, or the columns, are no longer those of older files.
-_VERSION = 1
+_VERSION = 2
 _METADATA = b"dask_image_ingest.hashes"
 
+_NAME = re.compile(r"[0-9]{6,}\.arrow")
+
 _ROWS = 1 << 20  # of a record batch: its keys need offsets of 32 bits
+_DIGEST = 16  # bytes of the checksum, which stands before the footer
 
 _WORDS = {"bytes": 2, "pixels": 2, "pdq": 4}
+
+_CURE = "delete it, and store its rows again with write_hashes()"
 
 
 @dataclass(frozen=True)
@@ -47,11 +64,13 @@ def write_hashes(
     by: Kind = "pdq",
     *,
     identity: str | None = None,
+    storage_options: dict[str, Any] | None = None,
 ) -> None:
     """Store the hashes of rows, with which later ones are compared.
 
     Computes at once: fingerprints that the frame lacks, then one file, which is added to those of
-    earlier calls. A row takes 33 bytes and its key.
+    earlier calls, whole or not at all. A row takes 33 bytes and its key. Those of earlier calls are
+    checked before.
 
     Parameters
     ----------
@@ -59,17 +78,22 @@ def write_hashes(
         A dask, pandas or cuDF dataframe, as for
         :func:`~dask_image_ingest.curate.find_duplicates`: the rows that are kept.
     path
-        A local folder. It is made if there is none.
+        A folder, local or remote. It is made if there is none.
     by
         The fingerprint to store: ``"bytes"``, ``"pixels"`` or ``"pdq"``. With ``"pdq"``, that of
         the pixels is stored instead for images with too little detail.
     identity
         A column of unique values whose text is stored instead of the key.
+    storage_options
+        For the file system of a remote folder.
 
     Raises
     ------
     ArgumentError
-        If a column is missing, and if the folder has hashes of another kind or version.
+        If a column is missing; if a file of the folder is damaged, or has hashes of another kind or
+        version.
+    ExportError
+        If the file can't be written.
 
     Examples
     --------
@@ -81,27 +105,50 @@ def write_hashes(
     """
     check_choice("by", by, KINDS)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    folder = Path(os.fspath(path))
-    if _files(folder):
-        read_hashes(folder, by, "path")
+    output = _open(path, "path", storage_options)
+    folder_id = _checked_id(output, by)
     ranked = rank_rows(frame, by, (), (), resolve_identity(frame, identity))
-    folder.mkdir(parents=True, exist_ok=True)
-    number = max((int(file.stem) for file in _files(folder)), default=-1) + 1
-    file = folder / f"{number:06d}.arrow"
-    unfinished = file.with_suffix(f".{os.getpid()}.tmp")
-    metadata = {_METADATA: json.dumps({"version": _VERSION, "by": by})}
-    schema = pa.schema(
-        [("key", pa.string()), ("hash", pa.binary(8 * _WORDS[by])), ("exact", pa.bool_())],
-        metadata,
-    )
     try:
-        with pa.OSFile(str(unfinished), "wb") as sink, pa.ipc.new_file(sink, schema) as writer:
-            for batch in _batches(ranked, schema):
-                writer.write_batch(batch)
-        # Fails if another process has added a file of this number meanwhile.
-        os.link(unfinished, file)
+        while not _add(output, by, ranked, folder_id):
+            folder_id = _checked_id(output, by)
     finally:
-        unfinished.unlink(missing_ok=True)
+        output.remove_empty_staging()
+
+
+def _checked_id(output: OutputStore, by: Kind) -> str | None:
+    """The id of a folder, all of whose files are checked; None if it has none."""
+    ids = {folder_id for folder_id, _ in _tables(output, by, "path")}
+    return ids.pop() if ids else None
+
+
+def _add(output: OutputStore, by: Kind, ranked: Ranked, folder_id: str | None) -> bool:
+    """Write a file of the first free number; False if another call was faster."""
+    taken = _numbers(output)
+    if taken and folder_id is None:
+        return False
+    number = next(number for number in itertools.count() if number not in taken)
+    facts = {"version": _VERSION, "by": by, "id": folder_id or uuid.uuid4().hex, "number": number}
+    schema = _schema(by).with_metadata({_METADATA: json.dumps(facts)})
+    file = io.BytesIO()
+    with pa.ipc.new_file(file, schema) as writer:
+        for batch in _batches(ranked, schema):
+            writer.write_batch(batch)
+    content = file.getvalue()
+    end = _footer(content)
+    # Readers of Arrow files skip what is between the last batch and the footer.
+    signed = b"".join([content[:end], xxhash.xxh3_128_digest(content), content[end:]])
+    is_new = output.create(_name(number), signed)
+    if not is_new and number not in _numbers(output):
+        raise ExportError(
+            f"{output.locate(_name(number))} is there, and is no file: a folder, or a link to "
+            "nothing. Remove it, and run it again"
+        )
+    return is_new
+
+
+def _schema(by: Kind) -> pa.Schema:
+    hash_type = pa.binary(8 * _WORDS[by])
+    return pa.schema([("key", pa.string()), ("hash", hash_type), ("exact", pa.bool_())])
 
 
 def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
@@ -115,51 +162,112 @@ def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
         yield pa.record_batch([keys, hash_column, exact], schema=schema)
 
 
-def read_hashes(path: Any, by: Kind, argument: str) -> StoredHashes:
+def read_hashes(
+    path: Any, by: Kind, argument: str, storage_options: dict[str, Any] | None = None
+) -> StoredHashes:
     """Hashes that `write_hashes` stored in a folder.
 
     Raises
     ------
     ArgumentError
-        If there are none, or they are of another kind or version.
+        If there are none, or they are damaged, or of another kind or version.
     """
-    folder = Path(os.fspath(path))
-    files = _files(folder)
-    if not files:
+    output = _open(path, argument, storage_options)
+    taken = _numbers(output)
+    if not taken:
         raise ArgumentError(
             f"{argument}={shown(str(path))}: no folder of write_hashes(), which has files such as "
             "000000.arrow; pass one, or a frame"
         )
-    keys, hashes, is_exact = [], [], []
-    for file in files:
+    if missing := set(range(max(taken))) - taken:
+        raise ArgumentError(
+            f"{argument}=: {output.locate(_name(min(missing)))} is missing, and later ones are "
+            "there; store its rows again with write_hashes(), or none if they should go"
+        )
+    keys: list[pa.Array] = []
+    hashes: list[np.ndarray] = []
+    is_exact = [np.empty(0, bool)]
+    for _, table in _tables(output, by, argument):
+        # Copies, so that the bytes of the files need not stay.
+        keys += [
+            pa.concat_arrays([pa.array([], pa.string()), each]) for each in table["key"].chunks
+        ]
+        is_exact += [each.to_numpy(zero_copy_only=False) for each in table["exact"].chunks]
+        for each in table["hash"].chunks:
+            words = np.frombuffer(each.buffers()[1], np.uint64).reshape(-1, _WORDS[by])
+            hashes.append(words[each.offset : each.offset + len(each)].copy())
+    stop = sum(map(len, hashes))
+    joined = np.empty((stop, 1, _WORDS[by]), np.uint64)
+    while hashes:
+        part = hashes.pop()
+        joined[stop - len(part) : stop, 0] = part
+        stop -= len(part)
+    return StoredHashes(Keys(pa.chunked_array(keys, pa.string())), joined, np.concatenate(is_exact))
+
+
+def _open(path: Any, argument: str, storage_options: dict[str, Any] | None) -> OutputStore:
+    folder = path_text(argument, path)
+    return open_output(folder, HASHES_ADVICE, check_storage_options(storage_options))
+
+
+def _name(number: int) -> str:
+    return f"{number:06d}.arrow"
+
+
+def _numbers(output: OutputStore) -> set[int]:
+    """The numbers of a folder's files."""
+    return {int(name.partition(".")[0]) for name in output.sizes() if _NAME.fullmatch(name)}
+
+
+def _tables(output: OutputStore, by: Kind, argument: str) -> Iterator[tuple[str, pa.Table]]:
+    """The id of a folder and the rows of a file, for each of its files in order; all checked.
+
+    Raises
+    ------
+    ArgumentError
+        If a file is damaged, or of another folder, kind or version.
+    """
+    folder_id = None
+    for number in sorted(_numbers(output)):
+        where = f"{argument}=: {output.locate(_name(number))}"
         try:
-            table = pa.ipc.open_file(pa.memory_map(str(file))).read_all()
-            stored = json.loads((table.schema.metadata or {})[_METADATA])
-        except (pa.ArrowException, KeyError, ValueError) as error:
+            facts, table = _verified(output.read(_name(number)) or b"")
+            version, kind, of_id, of_number = (facts[n] for n in ("version", "by", "id", "number"))
+        except (pa.ArrowException, OSError, LookupError, TypeError, ValueError) as error:
+            if isinstance(error, ExportError):  # it can't be read
+                raise
             raise ArgumentError(
-                f"{argument}={shown(str(path))}: {file.name} is not a file of write_hashes(): "
-                f"{error}; delete it, and store its rows again"
+                f"{where} is not a file of write_hashes(), or is damaged: {error}; {_CURE}"
             ) from error
-        if stored != {"version": _VERSION, "by": by}:
+        if (version, kind) != (_VERSION, by):
             raise ArgumentError(
-                f"{argument}={shown(str(path))}: {file.name} has hashes of by={stored.get('by')!r} "
-                f"in version {stored.get('version')}, not of by={by!r} in version {_VERSION}; pass "
-                "a folder of these, or store the rows again with write_hashes()"
+                f"{where} has hashes of by={kind!r} in version {version}, not of by={by!r} in "
+                f"version {_VERSION}; pass a folder of these, or store the rows again with "
+                "write_hashes()"
             )
-        keys += table["key"].chunks
-        for chunk in table["hash"].chunks:
-            words = np.frombuffer(chunk.buffers()[1], np.uint64)
-            words = words.reshape(-1, _WORDS[by])[chunk.offset : chunk.offset + len(chunk)]
-            hashes.append(words)
-        is_exact += [chunk.to_numpy(zero_copy_only=False) for chunk in table["exact"].chunks]
-    if len(hashes) != 1:
-        hashes = [np.concatenate([np.empty((0, _WORDS[by]), np.uint64), *hashes])]
-    return StoredHashes(
-        Keys(pa.chunked_array(keys, pa.string())),
-        hashes[0][:, None],
-        np.concatenate([np.empty(0, bool), *is_exact]),
-    )
+        folder_id = folder_id or of_id
+        if (of_id, of_number) != (folder_id, number):
+            other = "this folder" if of_id == folder_id else "another folder than those before it"
+            raise ArgumentError(f"{where} was written as {_name(of_number)} of {other}; {_CURE}")
+        if not table.schema.equals(_schema(by)):
+            raise ArgumentError(f"{where} has other columns than write_hashes() writes; {_CURE}")
+        yield folder_id, table
 
 
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.glob("*.arrow") if file.stem.isdigit())
+def _verified(content: bytes) -> tuple[dict[str, Any], pa.Table]:
+    """What a file says of itself, and its rows."""
+    end, view = _footer(content), memoryview(content)
+    digest = xxhash.xxh3_128(view[: max(0, end - _DIGEST)])
+    digest.update(view[max(0, end) :])
+    if digest.digest() != content[max(0, end - _DIGEST) : max(0, end)]:
+        raise ValueError("its checksum is not that of its bytes, or it is of an earlier release")
+    table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
+    table.validate(full=True)
+    if table["hash"].null_count or table["exact"].null_count:
+        raise ValueError("it has rows without a hash")
+    return json.loads(table.schema.metadata[_METADATA]), table
+
+
+def _footer(content: bytes) -> int:
+    """Where the footer of an Arrow file begins, by its last bytes: its length and a signature."""
+    return len(content) - 10 - int.from_bytes(content[-10:-6], "little")

@@ -27,8 +27,8 @@ from typing import Any
 import numpy as np
 from dask import delayed
 
+from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import SEARCHED, compute, count
-from dask_image_ingest.scheduler_plugin import client_that_computes
 
 #: Share of the pairs at the distance searched for that tables find; nearer pairs are found more
 #: often. Up to `EXACT` rows no pair is missed.

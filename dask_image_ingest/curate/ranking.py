@@ -6,6 +6,7 @@ Results are joined to the frame as new columns, lazily, by a hash of the row's i
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -19,7 +20,7 @@ from dask import delayed
 from dask.base import tokenize
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.arguments import is_column, shown
+from dask_image_ingest.arguments import shown
 from dask_image_ingest.curate.fingerprints import (
     PDQ_QUALITY,
     Kind,
@@ -32,6 +33,8 @@ from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import MapColumns, select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
+
+logger = logging.getLogger("dask_image_ingest")
 
 
 @dataclass(frozen=True)
@@ -80,7 +83,7 @@ def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") 
         If the frame lacks them.
     """
     if identity is not None:
-        if not is_column(identity, frame.columns):
+        if identity not in frame.columns:
             raise ArgumentError(
                 f"identity={shown(identity)}: {argument}= has no such column; pass one of unique "
                 "values"
@@ -345,7 +348,7 @@ def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
     """
     rank_by = _KEEP.get(keep) if isinstance(keep, str) else None
     if rank_by is None:
-        if not is_column(keep, frame.columns):
+        if keep not in frame.columns:
             raise ArgumentError(
                 f"keep={shown(keep)}: choose 'best', 'largest', 'first' or a column of the frame"
             )
@@ -390,9 +393,16 @@ def rank_rows(
     frame = select_columns(frame, dict.fromkeys(needed))
     columns = (tuple(hashes), tuple(rank_by), tuple(identity))
     if isinstance(frame, FrameBase):
-        parts = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
-        return merge_ranked(list(dask.compute(*parts)))
-    return merge_ranked([_rows_to_rank(frame, *columns)])
+        lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
+        parts = list(dask.compute(*lazy))
+    else:
+        parts = [_rows_to_rank(frame, *columns)]
+    if left_out := sum(part.left_out for part in parts):
+        logger.warning(
+            "%d of %d rows have no fingerprint that can be compared: they are no duplicates",
+            left_out, left_out + sum(len(part.ids) for part in parts), extra={"left_out": left_out},
+        )  # fmt: skip
+    return merge_ranked(parts)
 
 
 @dataclass(frozen=True)
@@ -403,6 +413,7 @@ class RowsToRank:
     hashes: np.ndarray
     is_exact: np.ndarray
     sort_keys: pa.Table
+    left_out: int = 0  # rows without hashes
 
 
 def _rows_to_rank(
@@ -420,6 +431,7 @@ def _rows_to_rank(
         if _PIXELS in table.column_names:
             is_exact = pc.and_not(pc.is_valid(table[_PIXELS]), pc.fill_null(has_detail, True))
     chosen = pc.or_(has_hashes, is_exact)
+    left_out = len(table) - _booleans(chosen).sum()
     table, is_exact = table.filter(chosen), _booleans(is_exact)[_booleans(chosen)]
     words = np.zeros((len(table), len(hashes), _words_of(hashes[0])), np.uint64)
     for variant, name in enumerate(hashes):
@@ -429,9 +441,8 @@ def _rows_to_rank(
             table.filter(pa.array(is_exact))[_PIXELS], _PIXELS
         )
     is_exact |= not hashes[0].startswith(column_of("pdq"))
-    return RowsToRank(
-        row_ids(table, identity), words, is_exact, sort_keys(table, rank_by, identity)
-    )
+    keys = sort_keys(table, rank_by, identity)
+    return RowsToRank(row_ids(table, identity), words, is_exact, keys, int(left_out))
 
 
 def _booleans(values: Any) -> np.ndarray:

@@ -404,7 +404,9 @@ def _worst_part(name: str, summary: Summary, plan: Plan, thumbnails: _RowThumbna
         rows = summary.worst[name, highest]
         if len(rows):
             title = f"{len(rows)} {'highest' if highest else 'lowest'}"
-            values = [f"{value:,.0f}" if value > 1e4 else f"{value:.4g}" for value in rows["value"]]
+            values = [
+                f"{value:,.0f}" if 1e4 < value < 1e15 else f"{value:.4g}" for value in rows["value"]
+            ]
             sheets.append(f"<h3>{title}</h3>{thumbnails.sheet(rows, values)}")
     return "".join(sheets)
 
@@ -415,18 +417,21 @@ def _histogram(name: str, counts: pd.Series) -> str:
         return columns_chart(name, "no row has a value", {})
     values, share = counts.index.to_numpy(), counts.to_numpy().cumsum() / total
     # The outermost bins are open: a few outliers would leave one bin for all other values.
-    low, high = values[np.searchsorted(share, 0.005)], values[np.searchsorted(share, 0.995)]
+    low, high = (float(values[np.searchsorted(share, end)]) for end in (0.005, 0.995))
     threshold, above = _THRESHOLDS.get(name, (None, False))
     if threshold is not None:
         # Bins reach beyond the threshold, so that few bad values are not in a bin of good ones.
         bad = values[values > threshold] if above else values[values < threshold]
         if len(bad):
             low, high = min(low, bad.max()), max(high, bad.min(), threshold)
-    width = _round_width((high - low) / _BINS)
+    # Not so narrow that floats don't tell neighbouring edges apart.
+    width = _round_width(high / _BINS - low / _BINS)
+    width = max(width, 1e-12 * abs(low), 1e-12 * abs(high))
     # Align bins with the threshold, so that none is on both sides.
     origin = threshold or 0.0
     numbers = np.arange(np.floor((low - origin) / width), np.floor((high - origin) / width) + 1)
-    edges = origin + width * numbers
+    with np.errstate(over="ignore"):
+        edges = np.nan_to_num(origin + width * numbers)  # the largest float in place of infinity
     bins = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 1)
     heights = np.bincount(bins, counts.to_numpy(), len(edges)).astype(int)
     labels = _labels(edges)
@@ -440,8 +445,8 @@ def _histogram(name: str, counts: pd.Series) -> str:
 
 
 def _round_width(width: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten; 1 if the width is 0 or NaN."""
-    if not width > 0:
+    """Round up to 1, 2 or 5 times a power of ten; 1 if the width is 0, nearly so, or NaN."""
+    if not width > 1e-300:
         return 1.0
     power = 10.0 ** np.floor(np.log10(width))
     return float(next(power * step for step in (1, 2, 5, 10) if power * step >= width))
@@ -451,11 +456,15 @@ def _labels(edges: np.ndarray) -> list[str]:
     """Labels of bins by their lower edges, with as few digits as keep them different."""
     largest = np.abs(edges).max()
     unit, scale = ("M", 1e6) if largest >= 1e6 else ("k", 1e3) if largest >= 1e4 else ("", 1.0)
-    for digits in range(16):
+    for digits in range(16 if largest < 1e15 else 0):
         labels = [f"{round(edge / scale, digits) + 0.0:.{digits}f}{unit}" for edge in edges]
         if len(set(labels)) == len(labels):
-            break
-    return labels
+            return labels
+    for digits in range(3, 17):
+        labels = [f"{edge:.{digits}g}" for edge in edges]
+        if len(set(labels)) == len(labels):
+            return labels
+    return [f"{edge:.17g}" for edge in edges]
 
 
 def _group_rows(

@@ -59,7 +59,7 @@ from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_dec
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.index import find_indexes, parse_index
+from dask_image_ingest.index import UnusableIndexError, find_indexes, parse_index
 from dask_image_ingest.storage import (
     Listings,
     Shard,
@@ -295,23 +295,29 @@ def read_webdataset_images(
     listings: Listings = {}
     shards = with_sidecars(shards, sidecar, storage_options, listings)
     indexes = find_indexes(shards, index_source, storage_options, listings)
-    with open_first(shards, storage_options, shard_errors == "skip", indexes) as first:
-        schema = make_schema(
-            first.index,
-            first.content,
-            images=members,
-            components=components,
-            json_fields=json_fields,
-        )
-        added = sidecar_columns(shards, sidecar, schema.types, storage_options, backend_)
-        if added is None:
-            shards = [replace(shard, sidecar=None) for shard in shards]
-        schema = replace(schema, sidecar=added or ())
-        types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
-        selected = chosen_columns(columns, types, decode)
-        predicate = parse_filters(filters, types)
-        first.warn_of_unknown(schema, members)
-        partitions = make_partitions(shards, first, options, largest, together, indexes)
+    skip = shard_errors == "skip"
+    while True:
+        try:
+            with open_first(shards, storage_options, skip, indexes) as first:
+                schema = make_schema(
+                    first.index,
+                    first.content,
+                    images=members,
+                    components=components,
+                    json_fields=json_fields,
+                )
+                added = sidecar_columns(shards, sidecar, schema.types, storage_options, backend_)
+                if added is None:
+                    shards = [replace(shard, sidecar=None) for shard in shards]
+                schema = replace(schema, sidecar=added or ())
+                types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
+                selected = chosen_columns(columns, types, decode)
+                predicate = parse_filters(filters, types)
+                first.warn_of_unknown(schema, members)
+                partitions = make_partitions(shards, first, options, largest, together, indexes)
+            break
+        except UnusableIndexError:  # of the first shard: it was removed from `indexes`
+            continue
     columns_token = str((schema.components, schema.sidecar))
     # Indexes are part of the token: of two datasets with equal tokens, Dask keeps the older one.
     index_versions = sorted(

@@ -21,6 +21,7 @@ from dask_image_ingest.decode.planner import Batch, DecoderSet, Schedule, decode
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
+from dask_image_ingest.environment import refuse_other_version
 
 
 def decode(
@@ -45,6 +46,8 @@ def decode(
 
     Raises
     ------
+    ClusterError
+        If this process has another version of the package than the one that planned the decode.
     FunctionError
         If the transform fails.
 
@@ -54,6 +57,7 @@ def decode(
     threads the images that DALI can't, then those that DALI refused. An image that Pillow refuses
     gets an error.
     """
+    refuse_other_version(decoding.version)
     images = _without_crashers(images)
     if decoding.draw:
         images = replace(images, origin=_with_draw(images.origin, decoding.draw))

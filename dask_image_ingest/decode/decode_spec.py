@@ -16,6 +16,7 @@ from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
 from dask_image_ingest.decode.resize import resize_geometry
+from dask_image_ingest.environment import own_version
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.user_functions import token_and_code
@@ -77,6 +78,8 @@ class DecodeSpec:
         Dask token of all options.
     transform_code : mapping of str to str
         Digests of the transform's code, by which a worker refuses another version.
+    version : str
+        Version of this package in the process that planned the decode.
     """
 
     device: Device = "cpu"
@@ -91,6 +94,7 @@ class DecodeSpec:
     draw: int = 0
     token: str = field(init=False, repr=False)
     transform_code: Mapping[str, str] = field(init=False, repr=False)
+    version: str = field(default_factory=own_version, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         options: list[Any] = [

@@ -39,6 +39,7 @@ from dask_image_ingest.decode.dali import (
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.texts import error_text
 from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.user_functions import refuse_other_code
 
@@ -409,10 +410,8 @@ def _slices(count: int, length: int) -> list[_Part]:
 
 
 def _function_error(origin: Origin, error: Exception) -> FunctionError:
-    match = _REASON.search(str(error))
-    if match is None:
-        reason = f"{type(error).__name__}: {error}"
-    else:
+    reason = error_text(error)
+    if match := _REASON.search(reason):
         reason = f"{match[1]}: {match[2]}" if match[1] else match[2]
     where = f"{origin.shard}: " if origin.shard else ""
     return FunctionError(f"{where}transform= fails for {origin.name}: {reason}")

@@ -4,6 +4,7 @@ In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files
 from keys and offsets only (``plan/``); then one task per shard copies byte ranges: `write_shards`.
 """
 
+from dask_image_ingest.export.json_fields import json_texts
 from dask_image_ingest.export.members import Encode
 from dask_image_ingest.export.plan.rejected_rows import RefusedRowsError
 from dask_image_ingest.export.query import (
@@ -23,6 +24,7 @@ __all__ = [
     "RefusedRowsError",
     "digest_of",
     "image_origin",
+    "json_texts",
     "operation_name",
     "query_steps",
     "source_options_of",

@@ -90,6 +90,15 @@ class PreviousExport:
                     self.output.put(done_name(number), json.dumps(record).encode())
             self.output.remove([MANIFEST])
 
+    def differences(self, options: Options) -> list[str]:
+        """How the options of its plan differ from these, in words."""
+        before = (self.plan or {}).get("options", {})
+        return [
+            f"{name} was {before.get(name)!r} and is {value!r} now"
+            for name, value in options.as_json().items()
+            if before.get(name) != value
+        ]
+
     def refuse_other(self, frame: str, options: Options, unstable: Sequence[str]) -> None:
         """Refuse to resume the export of another frame, or with other options.
 
@@ -97,12 +106,7 @@ class PreviousExport:
         """
         if self.plan is None:
             return
-        before = self.plan["options"]
-        differences = [
-            f"{name} was {before.get(name)!r} and is {value!r} now"
-            for name, value in options.as_json().items()
-            if before.get(name) != value
-        ]
+        differences = self.differences(options)
         if self.plan["frame"] != frame:
             another = "the frame is another one, since its query, its source shards or the code of "
             differences.append("; ".join([f"{another}its functions have changed", *unstable]))
@@ -190,11 +194,11 @@ def refuse_foreign(names: Iterable[str], previous: PreviousExport) -> None:
 
 def _parsed(content: bytes, where: str) -> dict[str, Any]:
     try:
-        parsed = json.loads(content)
+        found = json.loads(content)
         # Files are removed by these names: none may lie in another folder.
-        if parsed["format"] == FORMAT and "/" not in parsed.get("options", {}).get("template", ""):
-            return dict(parsed)
-    except (ValueError, KeyError, TypeError, AttributeError):
+        if found["format"] == FORMAT and "/" not in found.get("options", {}).get("template", ""):
+            return dict(found)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         pass
     raise ExportError(
         f"{where} is not what this release writes there: choose another folder, or move it away"

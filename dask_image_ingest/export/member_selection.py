@@ -245,7 +245,7 @@ def _select(
             own = sample.members.get(member.extension)
             selected[member.extension] = (
                 (member.extension, MERGED, *own)
-                if member.merges and own is not None and own[1]
+                if member.merges and own is not None
                 else (member.extension, COLUMN, 0, size)
             )
     of_columns = {extension for extension, where, *_ in selected.values() if where != SOURCE}

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import io
-import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date, time, timedelta
-from decimal import Decimal
-from functools import partial
 from typing import Any, Literal
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.json_fields import with_field
+from dask_image_ingest.export.json_fields import json_texts, with_field
 from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
 from dask_image_ingest.frames import (
     is_bytes,
@@ -246,8 +239,9 @@ def add_stored(members: Members, column: str, is_main: bool) -> Members:
 def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
     """The bytes of a member for each row of a table; null if the row has none.
 
-    Strings are written as UTF-8, bytes as they are, numbers and booleans as in JSON, times in ISO
-    8601, lists and structs as JSON; lists of numbers in NumPy's format if the extension is ``npy``.
+    Strings are written as UTF-8, bytes as they are, numbers and booleans as in JSON (NaN and
+    infinity as Python's), times in ISO 8601, lists and structs as JSON; lists of numbers in NumPy's
+    format if the extension is ``npy``.
 
     Raises
     ------
@@ -255,19 +249,23 @@ def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
         For ``npy`` of lists with nulls or of unequal lengths.
     """
     if not isinstance(member.columns, str):
-        columns = {name: _widened(table.column(name)) for name in member.columns}
-        rows = pa.table(columns).to_pylist()
-        return pa.array([_object(row.values(), member.fields) for row in rows], pa.large_binary())
+        texts = [json_texts(table.column(name)) for name in member.columns]
+        rows = zip(*texts, strict=True)
+        return pa.array([_object(row, member.fields) for row in rows], pa.large_binary())
     column = table.column(member.columns)
     if member.extension.rpartition(".")[2] == "npy" and _is_array(column.type):
         return _as_npy(column, member)
-    column = _widened(column)
+    if pa.types.is_dictionary(column.type):
+        column = column.cast(column.type.value_type)
+    if pa.types.is_fixed_size_binary(column.type):
+        column = column.cast(pa.binary())
     type_ = column.type
     if is_text(type_) or is_bytes(type_):
         return column.cast(pa.large_binary()).combine_chunks()
     if pa.types.is_integer(type_):
         return column.cast(pa.large_string()).cast(pa.large_binary()).combine_chunks()
-    encoded = [None if value is None else _as_text(value) for value in column.to_pylist()]
+    texts_of_rows = json_texts(column, is_json=False)
+    encoded = [None if text is None else text.encode() for text in texts_of_rows]
     return pa.array(encoded, pa.large_binary())
 
 
@@ -347,31 +345,6 @@ def _is_list(value: Any) -> bool:
     return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
 
 
-def _widened(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """A column as it is written: without dictionaries, and with small floats as doubles.
-
-    Through text, so that float32 0.1 becomes 0.1 and not 0.10000000149011612.
-    """
-    if pa.types.is_dictionary(column.type):
-        return column.cast(column.type.value_type)
-    as_text, as_double = _wider(column.type)
-    return column if as_text == column.type else column.cast(as_text).cast(as_double)
-
-
-def _wider(type_: pa.DataType) -> tuple[pa.DataType, pa.DataType]:
-    """A type with small floats replaced by text, and one by doubles; also within lists."""
-    if pa.types.is_float32(type_) or pa.types.is_float16(type_):
-        return pa.string(), pa.float64()
-    if pa.types.is_list(type_) or pa.types.is_large_list(type_):
-        make = pa.list_ if pa.types.is_list(type_) else pa.large_list
-    elif pa.types.is_fixed_size_list(type_):
-        make = partial(pa.list_, list_size=type_.list_size)
-    else:
-        return type_, type_
-    text, double = _wider(type_.value_type)
-    return (type_, type_) if text == type_.value_type else (make(text), make(double))
-
-
 def _is_array(type_: pa.DataType) -> bool:
     """True for (nested) lists of numbers or booleans."""
     depth, value = nesting(type_)
@@ -412,38 +385,12 @@ def _rows(column: pa.ChunkedArray) -> Iterable[Any]:
     return (None if missing else row for row, missing in zip(rows, rows.isna(), strict=True))
 
 
-def _object(values: Iterable[Any], fields: Sequence[tuple[str, ...]]) -> bytes:
+def _object(values: Iterable[str | None], fields: Sequence[tuple[str, ...]]) -> bytes:
     """A JSON object of some fields."""
     text = "{}"
     for value, path in zip(values, fields, strict=True):
-        json_value = json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False)
-        text = with_field(text, path, json_value)
+        text = with_field(text, path, "null" if value is None else value)
     return text.encode()
-
-
-def _as_text(value: Any) -> bytes:
-    if isinstance(value, (date, time, timedelta)):
-        return str(_to_json(value)).encode()
-    if isinstance(value, (float, Decimal)):
-        return str(value).encode()
-    return json.dumps(_to_json(value), ensure_ascii=False, allow_nan=False).encode()
-
-
-def _to_json(value: Any) -> Any:
-    """Convert a value to JSON's types: null for NaN, base64 for bytes, ISO 8601 for times."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): _to_json(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_to_json(item) for item in value]
-    if isinstance(value, bytes):
-        return base64.b64encode(value).decode()
-    if isinstance(value, (date, time)):
-        return value.isoformat()
-    if isinstance(value, timedelta):
-        return pd.Timedelta(value).isoformat()
-    return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 
 def _form(members: Any) -> str:

@@ -14,7 +14,7 @@ import pandas as pd
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
-from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.errors import ArgumentError, DaskImageIngestError, ExportError
 from dask_image_ingest.export.export_options import (
     LEFT_OUT,
     MANIFEST,
@@ -43,11 +43,13 @@ from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage.output import (
     REPLACEMENT,
+    REPLACING,
     RUN,
     STAGING,
     OutputStore,
     acquire,
     begin_run,
+    parsed,
     refuse_other_run,
     refuse_sources,
     replacement_of,
@@ -78,10 +80,23 @@ def export(
         here = _Run(frame, columns, token, context, previous, previous, check_lock, resume)
         if previous.plan is None:
             return here.run()
+        if overwrite:
+            output.put(REPLACING, here.mark)
         # Replaces the earlier export when it is whole.
         apart = replacement_of(output)
         there = replace(here, context=replace(context, output=apart), previous=find_previous(apart))
-        return (there if overwrite or there.is_of_this_frame() else here).run()
+        if output.read(REPLACING) != here.mark:
+            return (there if there.is_of_this_frame() else here).run()
+        # Also where a run with overwrite=True was killed before it had a plan.
+        there = replace(there, resume=resume and there.is_of_this_call())
+        try:
+            return there.run()
+        except DaskImageIngestError as error:
+            if error.__cause__ is None:  # refused: there is nothing to go on with
+                check_lock()
+                output.remove([REPLACING])
+                output.remove_empty_staging()
+            raise
 
 
 @dataclass
@@ -131,6 +146,16 @@ class _Run:
         self.output.fsync()
         return self._finish(manifest)
 
+    @property
+    def mark(self) -> bytes:
+        """What tells this call from others that replace the same export."""
+        call = {"frame": self.token, "options": self.context.options.as_json()}
+        return json.dumps(call, sort_keys=True).encode()
+
+    def is_of_this_call(self) -> bool:
+        """True if an earlier run has begun the same export."""
+        return self.is_of_this_frame() and not self.previous.differences(self.context.options)
+
     def is_of_this_frame(self) -> bool:
         """True if an earlier run has begun the export of the same frame."""
         return self.previous.plan is not None and self.previous.plan["frame"] == self.token
@@ -154,7 +179,7 @@ class _Run:
             return None
         staged = self.output.sizes(STAGING)
         self.output.remove(f"{STAGING}/{name}" for name in staged if name.endswith(".tmp"))
-        facts = json.loads(self.output.read(_FACTS) or b"{}")
+        facts = parsed(self.output.read(_FACTS))
         same = self.resume and facts.get("digest") == self.previous.plan["plan"]
         return facts if same else None
 

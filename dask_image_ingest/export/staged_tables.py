@@ -23,7 +23,7 @@ def write_batches(
     compressed: bool = False,
 ) -> None:
     """Write tables that have rows, each as one batch: the unit of reading."""
-    with output.scratch() as file:
+    with output.scratch(name) as file:
         options = _COMPRESSED if compressed else None
         with pa.ipc.new_file(file, schema, options=options) as writer:
             for batch in batches:

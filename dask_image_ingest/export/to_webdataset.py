@@ -198,15 +198,13 @@ def _split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[Outp
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise ArgumentError(f"{path!r} is no path")
-    folder, _, template = text.rpartition("/")
+    folder, slash, template = text.rpartition("/")
     if not _is_template(template) or _fields(folder) != [] or "\0" in folder:
         raise ArgumentError(
             f"{text!r} is no name for shards: it needs one field for their number, in its last "
             "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
         )
-    return open_output(
-        folder or ("/" if text[0] == "/" else "."), EXPORT_ADVICE, storage_options
-    ), template
+    return open_output(f"{folder}{slash}" or ".", EXPORT_ADVICE, storage_options), template
 
 
 def _checked_members(

@@ -176,7 +176,7 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
         raise
     layout = lay_out(batch)
     contents = _contents(beside, batch, layout, columns, f"{context.url}/{name}")
-    with output.scratch() as file:
+    with output.scratch(name) as file:
         sha256 = copy_members(file.fileno(), layout, batch, columns, context)
         record = {
             "name": name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -68,6 +69,12 @@ def is_number(type_: pa.DataType) -> bool:
 def is_list(type_: pa.DataType) -> bool:
     """True for lists of variable length."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def has_type(type_: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
+    """True if a type, or one within it, is wanted."""
+    fields = (type_.field(number).type for number in range(type_.num_fields))
+    return is_wanted(type_) or any(has_type(field, is_wanted) for field in fields)
 
 
 def nesting(type_: pa.DataType) -> tuple[int, pa.DataType]:

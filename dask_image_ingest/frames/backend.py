@@ -12,14 +12,15 @@ import pyarrow as pa
 from distributed import get_worker
 from distributed.system import MEMORY_LIMIT
 
+from dask_image_ingest.client import current_client, workers_of
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
-from dask_image_ingest.scheduler_plugin import current_client, workers_of
 
 BackendName = Literal["cudf", "pandas"]
 
 #: Values and type of a new column. The values are an array (n,), for a list type an array (n, d),
-#: for a tensor type (n, ...), a Python list of strings or bytes, or an Arrow array.
+#: for a tensor type (n, ...), a Python list of strings or bytes, or an Arrow array, in chunks if it
+#: is too large for one.
 NewColumn: TypeAlias = tuple[Any, pa.DataType]
 
 
@@ -188,18 +189,12 @@ def require_gpu() -> None:
 
 
 def workers() -> list[dict[str, Any]] | None:
-    """The scheduler's information on each worker; None without a client."""
+    """The scheduler's information on each worker; None without a client that may be asked."""
     client = current_client()
     if client is None:
         return None
-    if client._asynchronous:
-        # Not asked, also in a thread, for which its event loop may be waiting. It has totals that
-        # are a few seconds old.
-        known = client._scheduler_identity
-        count = known.get("n_workers", 0)
-        return [{"memory_limit": known["total_memory"] // count} for _ in range(count)]
     try:
-        return [*client.sync(workers_of, client).values()]
+        return [*workers_of(client).values()]
     except OSError:  # the scheduler has ended
         return []
 
@@ -218,15 +213,3 @@ def worker_memory() -> int:
     # With workers, the memory of this machine is irrelevant: it may be a login node.
     default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
     return min((limit for limit in limits if limit), default=default)
-
-
-def can_wait() -> bool:
-    """False if the client is asynchronous: a call that waits would block its event loop."""
-    client = current_client()
-    return client is None or not client._asynchronous
-
-
-def planned_workers() -> int:
-    """Number of workers in the cluster's plan; 0 unless the client started the cluster."""
-    client = current_client()
-    return 0 if client is None or client.cluster is None else len(client.cluster.plan)

@@ -15,7 +15,7 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
-from dask_image_ingest.frames.arrow_types import is_list, is_text, tensor_type
+from dask_image_ingest.frames.arrow_types import has_type, is_list, is_text, tensor_type
 from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -120,17 +120,41 @@ def _index(table: pa.Table, metadata: Any, descriptions: Any, meta: pd.Index) ->
 
 def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -> Any:
     """Values of a stored column in their original dtype; ``meta`` is the expected one."""
-    if description["pandas_type"] == "categorical":
+    if description["pandas_type"] == "categorical" and description["metadata"]:
         return _categories(column.to_pandas(), description["metadata"]["ordered"], meta)
     dtype = meta
-    if description["numpy_type"] not in (None, str(meta)):
+    if description["numpy_type"] in (None, str(meta)):
+        type_ = meta.pyarrow_dtype if isinstance(meta, pd.ArrowDtype) else pa.null()
+        if has_type(type_, pa.types.is_dictionary):
+            column = pa.chunked_array([_encoded(chunk, type_) for chunk in column.chunks], type_)
+    elif isinstance(meta, pd.ArrowDtype) and pa.types.is_decimal(column.type):
+        dtype = pd.ArrowDtype(column.type)  # the description says "object"
+    else:
         # A function returned another dtype than its meta. Arrow's if pandas has no such name.
         with suppress(TypeError, ValueError, NotImplementedError):
             dtype = pd.api.types.pandas_dtype(description["numpy_type"])
     if hasattr(dtype, "__from_arrow__"):
         return dtype.__from_arrow__(column)
     values = column.to_pandas()
-    return (values.astype(dtype) if dtype.kind in "iufb" else values).array
+    if isinstance(values.dtype, pd.DatetimeTZDtype) and isinstance(dtype, np.dtype):
+        dtype = pd.DatetimeTZDtype(np.datetime_data(dtype)[0], values.dtype.tz)
+    return (values.astype(dtype) if dtype.kind in "iufbmM" else values).array
+
+
+def _encoded(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """An array of a type with dictionaries; parquet keeps those of strings, else the values."""
+    if array.type == type_:
+        return array
+    if pa.types.is_dictionary(type_):
+        encoded = array.cast(type_.value_type).dictionary_encode()
+        indices = encoded.indices.cast(type_.index_type)
+        return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=type_.ordered)
+    if pa.types.is_struct(type_):
+        fields = [_encoded(array.field(number), field.type) for number, field in enumerate(type_)]
+        return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
+    items = _encoded(array.values, type_.field(0).type)
+    own = array.buffers()[: 1 if pa.types.is_fixed_size_list(type_) else 2]
+    return pa.Array.from_buffers(type_, len(array), own, offset=array.offset, children=[items])
 
 
 def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
@@ -286,11 +310,10 @@ class PandasBackend:
         if len(rows) < len(frame):
             positions = np.full(len(frame), -1, np.int64)
             positions[rows] = np.arange(len(rows))
-            positions = pa.array(positions, mask=positions < 0)
         arrays = {}
         for name, (values, type_) in columns.items():
             array = _arrow(values, type_)
-            array = array if positions is None else array.take(positions)
+            array = array if positions is None else _taken(array, positions)
             arrays[name] = pandas_type(type_).__from_arrow__(array)
         return assign_columns(frame, arrays)
 
@@ -372,8 +395,23 @@ def _object_row(value: Any) -> Any:
     return None if value is None or value is pd.NA else value
 
 
-def _arrow(values: Any, type_: pa.DataType) -> pa.Array:
+def _taken(values: pa.Array | pa.ChunkedArray, positions: np.ndarray) -> Any:
+    """Values at ``positions``; null at those below 0."""
     if isinstance(values, pa.Array):
+        return values.take(pa.array(positions, mask=positions < 0))
+    # Arrow would make one chunk of them first, which their 32-bit offsets do not allow.
+    follows = np.where(positions[:-1] < 0, positions[1:] < 0, np.diff(positions) == 1)
+    chunks: list[pa.Array] = []
+    for run in np.split(positions, np.flatnonzero(~follows) + 1):
+        if run[0] < 0:
+            chunks.append(pa.nulls(len(run), values.type))
+        else:
+            chunks += values.slice(run[0], len(run)).chunks
+    return pa.chunked_array(chunks, values.type)
+
+
+def _arrow(values: Any, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
         return values
     if tensors := tensor_type(type_):
         return tensor_array(np.asarray(values), tensors)

@@ -104,10 +104,11 @@ def references_of_fields(
 def with_urls(table: pa.Table, change: Callable[[str], str]) -> pa.Table:
     """A table with other URLs in its column ``__url__`` and in its references."""
     for number, field in enumerate(table.schema):
-        column = table.column(number).combine_chunks()
         if field.name == "__url__" and is_text(field.type):
-            table = table.set_column(number, field, _changed(column, change))
+            urls = table.column(number).combine_chunks()
+            table = table.set_column(number, field, _changed(urls, change))
         elif holds_references(field.type):
+            column = table.column(number).combine_chunks()
             parts = dict(zip(REFERENCE.names, column.flatten(), strict=True))
             parts["url"] = _changed(parts["url"], change)
             new = pa.StructArray.from_arrays(

@@ -25,6 +25,7 @@ from dask_image_ingest.index.index_file import (
     ShardFacts,
     StoredIndex,
     UnusableIndexError,
+    digest_of_head,
 )
 from dask_image_ingest.storage import COMBINED_INDEX, ByteReader, Shard, natural_order
 from dask_image_ingest.storage.output import OutputStore
@@ -62,6 +63,7 @@ Members = list[Span | None]
 def shard_rows(shard: Shard, content: ByteReader, index: ShardIndex) -> tuple[pa.Table, ShardFacts]:
     """Build the rows and facts of a shard's index; reads the heads of images, and small members."""
     facts = _facts(shard, index)
+    facts.head = digest_of_head(content)
     columns = {KEY: index.keys}
     counts = {extension: len(index.places(extension).rows) for extension in index.extensions}
     frequent = sorted(counts, key=lambda extension: -counts[extension])[:MOST_KINDS]
@@ -184,7 +186,7 @@ def write_combined(
     kinds = _kinds(indexes, storage_options)
     columns = {f"{kind}/{name}": FIELDS[name] for kind, names in kinds.items() for name in names}
     schema = pa.schema({_SHARD: pa.string(), KEY: pa.string(), **columns})
-    with output.scratch() as file:
+    with output.scratch(COMBINED_INDEX) as file:
         with IndexWriter(file, schema) as writer:
             for shard in sorted(indexes, key=natural_order):
                 try:

@@ -29,6 +29,7 @@ from dask_image_ingest.storage import (
     MemoryReader,
     ParquetSource,
     Shard,
+    as_folder,
     by_folder,
     folder_entries,
     folder_of,
@@ -344,7 +345,7 @@ def parse_index(index: Any) -> Literal["auto"] | bool | str:
     local = local_path(path)
     if local is not None:
         return os.path.abspath(os.path.expanduser(local))
-    return folder_of(inside(path, ""))[0]
+    return as_folder(path)
 
 
 def index_place(url: str, folder: str | None) -> str:

@@ -35,6 +35,9 @@ _FORMAT = 3
 
 _DIGEST_BYTES = 16
 
+# First bytes of a shard by which an index knows it: the header of its first member, and more.
+_HEAD = 4 << 10
+
 # Small shards share a row group of at most so many rows, and bytes in memory.
 _GROUP_ROWS, _GROUP_BYTES = 10_000, 16 << 20
 
@@ -51,6 +54,8 @@ class ShardFacts:
     ----------
     size, version
         Of the shard when it was indexed.
+    head
+        Digest of its first bytes, decompressed.
     samples
         Number of samples.
     members, pax, damage, interleaved, repeated
@@ -73,6 +78,7 @@ class ShardFacts:
 
     size: int
     version: str
+    head: str = ""
     samples: int = 0
     members: int = 0
     pax: int = 0
@@ -229,6 +235,11 @@ def _digest(footer: bytes) -> bytes:
     return hashlib.blake2b(footer, digest_size=_DIGEST_BYTES).digest()
 
 
+def digest_of_head(content: LazyBytes) -> str:
+    """Digest of the first bytes of a shard, which every reader of it fetches anyway."""
+    return _digest(bytes(content[:_HEAD])).hex()
+
+
 class IndexedReader(ByteReader):
     """Reader that takes small members from the index, and all other bytes from the shard."""
 
@@ -294,6 +305,19 @@ class StoredIndex(ShardIndex):
 
     def __len__(self) -> int:
         return self.facts.samples
+
+    def refuse_other(self, content: LazyBytes) -> None:
+        """Refuse a shard with other first bytes, though its size and version are those indexed.
+
+        Raises
+        ------
+        UnusableIndexError
+        """
+        if self.facts.head and digest_of_head(content) != self.facts.head:
+            raise UnusableIndexError(
+                "it is stale: it was written of a shard with another first member, and the same "
+                "size and version. write_index(overwrite=True) rewrites it"
+            )
 
     @cached_property
     def keys(self) -> pa.Array:

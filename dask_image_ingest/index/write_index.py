@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import pandas as pd
 
-from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, shown
+from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, path_text
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.index.build_index import index_bytes, shard_rows, write_combined
@@ -42,7 +42,13 @@ from dask_image_ingest.storage import (
     open_shard,
     shard_name,
 )
-from dask_image_ingest.storage.output import INDEX_ADVICE, STAGING, open_output, refuse_sources
+from dask_image_ingest.storage.output import (
+    INDEX_ADVICE,
+    STAGING,
+    OutputStore,
+    open_output,
+    refuse_sources,
+)
 from dask_image_ingest.tar import Damage, index_tar
 from dask_image_ingest.url_secrets import without_secrets
 
@@ -78,9 +84,10 @@ def write_index(
 
     An index is a parquet file beside its shard, ``000.tar.index.parquet`` for ``000.tar``, with a
     row per sample: its key, where its members are, what the headers of its images say, and its
-    texts and labels of up to 64 KiB. It stores the size and version (modification time or ETag) of
-    its shard, and is not used if these have changed. :func:`read_webdataset_images` finds it; then
-    no shard is opened until pixels are needed. The rows are the same as without an index.
+    texts and labels of up to 64 KiB. It stores the size, version (modification time or ETag) and a
+    digest of the first bytes of its shard, and is not used if these have changed.
+    :func:`read_webdataset_images` finds it; then no shard is opened until pixels are needed. The
+    rows are the same as without an index.
 
     Parameters
     ----------
@@ -149,7 +156,7 @@ def write_index(
         outcomes = write(shards, target, overwrite, storage_options)
     finally:
         for output_folder in output_folders:
-            open_output(output_folder, INDEX_ADVICE, storage_options).remove_empty_staging()
+            _output(output_folder, storage_options).remove_empty_staging()
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     if failed and shard_errors == "raise":
         raise ShardError(
@@ -239,7 +246,7 @@ def _combine(
         for name, outcome in new.items()
         if name not in errors
     }
-    output = open_output(folder, INDEX_ADVICE, storage_options)
+    output = _output(folder, storage_options)
     if indexes:
         if table is not None:
             indexes |= _in_combined(table, target, table.names - new.keys())
@@ -274,13 +281,15 @@ def _in_combined(table: IndexTable, url: str, names: Iterable[str]) -> dict[str,
     return indexes
 
 
+def _output(folder: str, storage_options: dict[str, Any] | None) -> OutputStore:
+    """The output store of a folder of `folder_of`, whose last slash is a part of its name."""
+    return open_output(inside(folder, ""), INDEX_ADVICE, storage_options)
+
+
 def _folder(folder: Any) -> str | None:
-    path = os.fspath(folder) if isinstance(folder, os.PathLike) else folder
-    if path is None:
+    if folder is None:
         return None
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise ArgumentError(f"folder={shown(folder)}: pass the path or URL of a folder")
-    return open_output(path, INDEX_ADVICE, None).url
+    return open_output(path_text("folder", folder), INDEX_ADVICE, None).url
 
 
 def _refuse_collisions(places: Sequence[str]) -> None:
@@ -315,7 +324,7 @@ def _write_one(
     if stage:
         name = f"{STAGING}/{name}"
     target = inside(beside, name)
-    output = open_output(beside, INDEX_ADVICE, storage_options)
+    output = _output(beside, storage_options)
     if why := unknown_version(shard):
         return _Outcome(shard.url, target, "failed", error=why)
     if not overwrite:

@@ -11,11 +11,12 @@ from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
 from dask_image_ingest.loader.mix import mix
 from dask_image_ingest.loader.order import Position, parse_shard
 from dask_image_ingest.loader.sample import make_sample
-from dask_image_ingest.loader.source import Source, computed_column, lazy_source
+from dask_image_ingest.loader.source import Facts, Source, computed_column, lazy_source, once
 
 __all__ = [
     "FORMATS",
     "Batches",
+    "Facts",
     "Format",
     "FrameRows",
     "Position",
@@ -27,5 +28,6 @@ __all__ = [
     "make_buckets",
     "make_sample",
     "mix",
+    "once",
     "parse_shard",
 ]

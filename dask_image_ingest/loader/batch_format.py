@@ -24,7 +24,7 @@ Convert = Callable[[Any], Any]
 def converter(format: Format, backend: Backend) -> Convert:
     """Return a function that converts an array of the backend to ``format``.
 
-    For torch and CuPy, arrays of strings become lists.
+    For torch and CuPy, arrays of strings and of times become lists.
 
     Raises
     ------
@@ -42,7 +42,14 @@ def converter(format: Format, backend: Backend) -> Convert:
             f"format={format!r} needs {format}, which is not installed: see its web page for the "
             "build that fits this machine"
         ) from error
-    return lambda array: array.tolist() if array.dtype == object else convert(array)
+
+    def converted(array: Any) -> Any:
+        if array.dtype.kind in "mM":
+            host = backend.host(array)
+            array = pd.Series(host.ravel()).astype(object).to_numpy().reshape(host.shape)
+        return array.tolist() if array.dtype.kind in "OSUV" else convert(array)
+
+    return converted
 
 
 def batch_of(

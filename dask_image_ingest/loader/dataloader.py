@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import itertools
+import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import cloudpickle
-import dask
-from dask.system import CPU_COUNT
 
 from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.errors import ArgumentError, ClusterError, MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.order import Position, Share, parse_start, torch_rank, torch_worker
+from dask_image_ingest.loader.order import (
+    Position,
+    Share,
+    parse_shard,
+    parse_start,
+    torch_rank,
+    torch_worker,
+)
 
 try:
-    import torch
     from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 except ImportError as error:
     raise MissingDependencyError(
@@ -23,7 +30,9 @@ except ImportError as error:
         "this machine"
     ) from error
 
-_THREADS = "image-ingest.decode-threads"
+from dask_image_ingest.loader.loops import Loop, Loops
+from dask_image_ingest.loader.source import Facts
+from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -37,50 +46,77 @@ class TorchDataset(IterableDataset):
     make
         Makes the batches of an epoch.
     start
-        Where the first iteration begins: an argument ``start=``.
+        Where the first loop begins: an argument ``start=``.
     share
         Rank and world; None for those of ``torch.distributed``.
+    goes_on
+        Whether a loop in this process goes on where the one before it was left, as that over the
+        iterator of ``iter_batches`` does.
     """
 
-    def __init__(self, make: MakeBatches, start: Any, share: Share | None = None) -> None:
+    def __init__(
+        self, make: MakeBatches, start: Any, share: Share | None = None, goes_on: bool = False
+    ) -> None:
         self._make = make
-        # Shared memory, since persistent workers have a copy of this object that set_epoch() in the
-        # main process could not reach otherwise.
-        self._shared_epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
-        # Where the next iteration begins, and whether this is the worker's own position.
-        self._start = parse_start(start)
-        self._is_own = False
-        # Where the latest iteration began.
-        self._begun: Any = self._start
-        if isinstance(self._start, Position):
-            self._shared_epoch[0] = self._start.epoch
+        self._loops = Loops(parse_start(start))
+        # Copies in workers have what is known when they are made.
+        self._facts: Facts = {}
         self._share = share
-        # The latest iterator of this process, and its epoch.
+        self._goes_on = goes_on
+        # The latest iterator of this process, and the epoch that it goes through.
         self._batches: Batches | None = None
         self._iterated = 0
-        # Rank and world of the main process, in a copy that was pickled; None in the original.
-        self._rank: tuple[int, int] | None = None
+        # Iterations that began in this process.
+        self._iterations = 0
+        # The state of its own that a worker goes on with.
+        self._resumed: Loop | None = None
+        # The process that unpickled this, with the rank and world of the one that pickled it.
+        self._unpickled: tuple[int, tuple[int, int]] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._iterate(self._start)
+        self._iterate(self._loops.next)
 
     def __repr__(self) -> str:
-        return f"<torch dataset of {self._iterate(self._start, self._is_own)!r}>"
+        return f"<torch dataset of {self._iterate(self._loops.next)!r}>"
 
     def __len__(self) -> int:
-        return len(self._iterate(0))  # of this epoch: a mix has other lengths in others
+        # Of this epoch: a mix has other lengths in others.
+        return len(self._iterate(self._loops.next._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
-        _share_cores()
-        self._iterated = self._epoch
-        self._batches = self._iterate(self._start, self._is_own)
-        self._begun, self._start, self._is_own = self._start, 0, False
-        return self._batches if get_worker_info() is None else map(_in_shared_memory, self._batches)
+        set_up_worker()
+        self._iterations += 1
+        worker, batches = get_worker_info(), self._batches
+        resumed, self._resumed = self._resumed, None
+        if self._goes_on and worker is None and batches is not None and not self._loops.is_set:
+            loop = Loop(self._iterated, iter(batches).position)
+            self._loops.begin(self._iterations, loop, lambda epoch, start: start)
+            return batches
+        loop = self._loops.begin(self._iterations, resumed, self._start_in)
+        if resumed is not None:
+            # The step of this worker; others have theirs.
+            loop = Loop(loop.epoch, self._start_in(loop.epoch, resumed.start))
+        self._iterated = loop.epoch
+        is_resumed = resumed is not None and isinstance(loop.start, Position)
+        self._batches = self._iterate(loop, is_resumed)
+        return self._batches if worker is None else map(sendable, self._batches)
 
     def __next__(self) -> Any:
         if self._batches is None:
             iter(self)
         assert self._batches is not None
         return next(self._batches)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks that share the batches."""
+        return self._share.world if self._share else self._rank()[1]
+
+    def prepare(self, workers: int) -> None:
+        """Find what the order needs to know of the rows, before workers are started."""
+        if not self._facts:
+            share = (self._share or Share(*self._rank()))._replace(workers=workers)
+            epoch = self._loops.next.epoch
+            self._make(epoch=epoch, start=0, share=share, facts=self._facts).prepare()
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -90,7 +126,8 @@ class TorchDataset(IterableDataset):
     @property
     def position(self) -> Position:
         """Position of the next batch that this process iterates: an argument ``start=``."""
-        return (self._batches or self._iterate(self._start, self._is_own)).position
+        batches = self._batches
+        return (self._iterate(self._loops.next) if batches is None else batches).position
 
     def position_after(self, steps: int) -> Position:
         """Position after so many batches of the latest loop: an argument ``start=``.
@@ -106,24 +143,43 @@ class TorchDataset(IterableDataset):
         -------
         Position
         """
-        return self._iterate(self._begun).position_after(steps)
+        return self._iterate(self._loops.latest).position_after(steps)
 
     def set_epoch(self, epoch: int) -> None:
-        """Let the next iteration be another epoch: another order, and other augmentations."""
-        self._shared_epoch[0] = whole_number(
-            "epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1
+        """Let the next loop be another epoch: another order, and other augmentations.
+
+        Loops that follow are this epoch again, until another one is set.
+
+        Raises
+        ------
+        ArgumentError
+            If accelerate, which calls this in each loop, would divide this rank's part once more.
+        """
+        accelerate = sys.modules.get("accelerate.state")
+        if accelerate is not None:
+            loaders = accelerate.GradientState().dataloader_references
+            iterated = [getattr(loader, "dataset", None) for loader in loaders]
+            if any(self in (data, getattr(data, "dataset", None)) for data in iterated):
+                self.refuse_division()
+        self._loops.set_epoch(
+            whole_number("epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1)
         )
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and position, for torchdata's ``StatefulDataLoader``."""
         if self._batches is None:
-            start = self._start
-            return {"epoch": self._epoch, "start": _plain(start), "own": self._is_own}
-        own = get_worker_info() is not None
-        return {"epoch": self._iterated, "start": _plain(self._batches.position), "own": own}
+            epoch, start = self._resumed or self._loops.next
+            is_own = self._resumed is not None
+        else:
+            epoch, start = self._iterated, self._batches.position
+            is_own = get_worker_info() is not None
+        return {"epoch": epoch, "start": _plain(start), "own": is_own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next iteration in this process at the position of ``state``.
+        """Begin the next loop at the position of ``state``.
+
+        If ``set_epoch`` was called before the loop, its epoch is that of ``state``, or ``state`` is
+        at the end of one: in the middle of an epoch another one cannot begin.
 
         Raises
         ------
@@ -135,47 +191,126 @@ class TorchDataset(IterableDataset):
                 f"load_state_dict: {shown(state)} is not what state_dict() gives, which is a dict "
                 "of 'epoch', 'start' and 'own'"
             )
-        self.set_epoch(state["epoch"])
-        self._start, self._is_own = parse_start(state["start"]), bool(state["own"])
+        epoch = whole_number("epoch", state["epoch"], 0, "pass what state_dict() gave")
+        loop = Loop(epoch, parse_start(state["start"]))
+        if state["own"] and get_worker_info() is not None:
+            self._resumed = loop
+        else:
+            self._loops.load(loop)
         self._batches = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # cloudpickle: the frame may contain functions that cannot be imported. Pickle the rank,
-        # too: a spawned worker has no process group.
-        make, rank = cloudpickle.dumps(self._make), self._rank or torch_rank()
-        return self.__dict__ | {"_make": make, "_rank": rank, "_batches": None}
+        # cloudpickle: the frame may contain functions that cannot be imported. The rank, too: a
+        # spawned worker has no process group.
+        make, rank = cloudpickle.dumps(self._make), self._rank()
+        return self.__dict__ | {"_make": make, "_unpickled": (0, rank), "_batches": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__ = state | {"_make": cloudpickle.loads(state["_make"])}
-        # Pickled to a file, not to a worker, the tensor is no longer in shared memory.
-        self._shared_epoch.share_memory_()
+        _, rank = state["_unpickled"]
+        make = cloudpickle.loads(state["_make"])
+        self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
 
-    @property
-    def _epoch(self) -> int:
-        return int(self._shared_epoch[0])
+    def refuse_division(self) -> None:
+        """Refuse that accelerate divides the batches among the ranks, of which each has its part.
 
-    def _iterate(self, start: Any, is_own: bool = False) -> Batches:
-        share = self._share or Share(*(torch_rank() if self._rank is None else self._rank))
+        Raises
+        ------
+        ArgumentError
+        """
+        if self.world > 1:
+            raise ArgumentError(
+                "accelerate would divide the batches among the ranks, and each has its part "
+                "already: leave this DataLoader out of prepare(), and move its batches with "
+                ".to(accelerator.device); or make it with shard=None"
+            )
+
+    def _rank(self) -> tuple[int, int]:
+        """Rank and world: in a spawned worker those of the process that started it."""
+        if self._unpickled is not None and get_worker_info() is not None:
+            process, rank = self._unpickled
+            if process == os.getpid():
+                return rank
+        return torch_rank()
+
+    def _start_in(self, epoch: int, start: int | Position) -> int | Position:
+        """Where an epoch begins: at ``start``, or at its beginning if another one ends there."""
+        if not isinstance(start, Position) or start.epoch == epoch:
+            return start
+        if self._iterate(Loop(start.epoch, start), is_resumed=True).is_at_end:
+            return 0
+        raise ArgumentError(
+            f"the next loop would go on in the middle of epoch {start.epoch}, at row "
+            f"{start.row:,}, but set_epoch({epoch}) was called: call set_epoch({start.epoch}) "
+            "first, or begin without start= or a state"
+        )
+
+    def _iterate(self, loop: Loop, is_resumed: bool = False) -> Batches:
+        """The batches of a loop; ``is_resumed`` if it starts with a step of this very worker."""
         worker, workers = torch_worker()
-        share = share._replace(worker=0 if is_own else worker, workers=workers)
-        return self._make(epoch=self._epoch, start=start, share=share)
+        share = (self._share or Share(*self._rank()))._replace(
+            worker=0 if is_resumed else worker, workers=workers
+        )
+        return self._make(epoch=loop.epoch, start=loop.start, share=share, facts=self._facts)
 
 
 def _plain(start: Any) -> Any:
     return list(start) if isinstance(start, Position) else start
 
 
-if TYPE_CHECKING:
+class BatchLoader(DataLoader):
+    """A ``DataLoader`` of batches, which tells its dataset the epoch."""
 
-    class BatchLoader(DataLoader):
-        """A ``DataLoader`` that declares the type of its dataset."""
+    dataset: TorchDataset
 
-        dataset: TorchDataset
-else:
-    BatchLoader = DataLoader
+    def __iter__(self) -> Iterator[Any]:
+        if self.num_workers:
+            self.dataset.prepare(self.num_workers)
+        return super().__iter__()
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be another epoch, as transformers' ``Trainer`` asks for."""
+        self.dataset.set_epoch(epoch)
+
+    @property
+    def sampler(self) -> _Epochs:
+        """What Lightning tells the epoch."""
+        return _Epochs(self.dataset)
+
+    @sampler.setter
+    def sampler(self, sampler: object) -> None:
+        """Ignore that of torch, which yields None."""
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """False; accelerate asks before it takes the loader for one that it has to divide.
+
+        Raises
+        ------
+        ArgumentError
+        """
+        self.dataset.refuse_division()
+        return False
 
 
-def make_dataloader(make: MakeBatches, start: Any, options: dict[str, Any]) -> BatchLoader:
+class _Epochs:
+    """A sampler that only passes the epoch on."""
+
+    def __init__(self, dataset: TorchDataset) -> None:
+        self.set_epoch = dataset.set_epoch
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+
+def make_dataset(make: MakeBatches, start: Any, shard: Any, goes_on: bool = False) -> TorchDataset:
+    """Create a dataset for the part ``shard=`` of the batches that ``make`` makes."""
+    share = None if isinstance(shard, str) and shard == "auto" else parse_shard(shard, "torch")
+    return TorchDataset(make, start, share, goes_on)
+
+
+def make_dataloader(
+    make: MakeBatches, start: Any, shard: Any, options: dict[str, Any]
+) -> BatchLoader:
     """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes.
 
     Raises
@@ -183,48 +318,8 @@ def make_dataloader(make: MakeBatches, start: Any, options: dict[str, Any]) -> B
     ArgumentError
         For options that a ``DataLoader`` of such a dataset does not take.
     """
-    dataset = TorchDataset(make, start)
+    dataset = make_dataset(make, start, shard)
     try:
         return BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
-
-
-def _in_shared_memory(batch: Any) -> Any:
-    """Move the tensors of a batch to shared memory, from where the training process takes them.
-
-    Otherwise the worker does so on a thread, which drops a batch that finds no room: the training
-    process would wait for it for ever.
-
-    Raises
-    ------
-    ClusterError
-        If shared memory is full.
-    """
-    for tensor in _tensors(batch):
-        if not tensor.is_cuda:
-            try:
-                tensor.share_memory_()
-            except (RuntimeError, OSError) as error:
-                raise ClusterError(
-                    f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
-                    f"{tensor.nbytes:,} bytes of a batch: {error}. Make it larger (docker run "
-                    "--shm-size), or reduce batch_size, num_workers or prefetch_factor"
-                ) from error
-    return batch
-
-
-def _tensors(batch: Any) -> Iterator[torch.Tensor]:
-    """All tensors in dicts, lists and tuples."""
-    if isinstance(batch, torch.Tensor):
-        yield batch
-    elif isinstance(batch, (Mapping, list, tuple)):
-        for value in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(value)
-
-
-def _share_cores() -> None:
-    """Divide the decoding threads among the workers of a ``DataLoader``."""
-    worker = get_worker_info()
-    if worker is not None and not dask.config.get(_THREADS, None):
-        dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})

@@ -50,7 +50,7 @@ from dask_image_ingest.loader.order import (
     parse_start,
 )
 from dask_image_ingest.loader.reader import Reader, open_reader, row_of, rows_between
-from dask_image_ingest.loader.source import ReferenceSource, Source
+from dask_image_ingest.loader.source import Facts, ReferenceSource, Source, check_count, once
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many.
@@ -177,6 +177,7 @@ class Batches:
         share: Share,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         mix: MixOf | None = None,
+        facts: Facts | None = None,
     ) -> None:
         first = frames[0]
         self._sources = [rows.source for rows in frames]
@@ -207,6 +208,8 @@ class Batches:
         self._normalize = parse_normalize(normalize)
         self._share = share
         self._mix = mix
+        # What is known of the rows; a loader has it for all its iterators and workers.
+        self._facts: Facts = {} if facts is None else facts
         self._start = parse_start(start)
         begin = self._start if isinstance(self._start, Position) else None
         self._schedule = schedule
@@ -273,6 +276,11 @@ class Batches:
         return self._position_at(self._plan.after(self._first_row, steps))
 
     @property
+    def is_at_end(self) -> bool:
+        """True if no step of the epoch begins at ``start=``."""
+        return self._is_end(self._first_row)
+
+    @property
     def _first_row(self) -> int:
         """The row of the epoch at which the first iteration begins."""
         if isinstance(self._start, Position):
@@ -303,6 +311,11 @@ class Batches:
         """True if partitions can be read one after the other."""
         return self._mix is None and self._schedule.is_plain and self._share == Share()
 
+    def prepare(self) -> None:
+        """Find the facts that the order needs, so that workers need not."""
+        if not self._is_sequential:
+            self._plan  # noqa: B018
+
     @property
     def _is_counted(self) -> bool:
         return "_plan" in self.__dict__
@@ -310,7 +323,10 @@ class Batches:
     @functools.cached_property
     def _counts(self) -> list[np.ndarray]:
         """Rows of each partition of the frames."""
-        return [source.counts() for source in self._sources]
+        return [
+            once(self._facts, ("rows", number), source.counts)
+            for number, source in enumerate(self._sources)
+        ]
 
     @functools.cached_property
     def _plan(self) -> Plan:
@@ -323,7 +339,7 @@ class Batches:
                 drawn = None if schedule.steps is None else schedule.steps * size
                 sample = schedule.sample(drawn)
             readers = READERS if seed is None else self._readers(number)
-            streams.append(Stream(counts, seed, readers, sample))
+            streams.append(Stream(counts, seed, readers, sample, number))
         if self._mix is not None:
             shares, longest = self._mix
             return Mix(streams, size, shares, seed or 0, self._epoch, longest)
@@ -344,7 +360,10 @@ class Batches:
         counts, source = self._counts[number], self._sources[number]
         if not counts.any() or isinstance(self._sources_to_read[number], ReferenceSource):
             return READERS
-        row_bytes = self._row_bytes[number] or source.row_bytes(int(np.argmax(counts > 0)))
+        first = int(np.argmax(counts > 0))
+        row_bytes = self._row_bytes[number] or once(
+            self._facts, ("bytes of a row", number), lambda: source.row_bytes(first)
+        )
         if row_bytes is None:
             return READERS
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
@@ -353,13 +372,14 @@ class Batches:
     @functools.cached_property
     def _sources_to_read(self) -> list[Source]:
         """The sources to read: references, if the last step is a decode of files."""
-        return [self._source_to_read(source) for source in self._sources]
+        return [self._source_to_read(*numbered) for numbered in enumerate(self._sources)]
 
-    def _source_to_read(self, source: Source) -> Source:
+    def _source_to_read(self, number: int, source: Source) -> Source:
         references = None if self._is_sequential else source.references()
         if references is not None:
             return references
-        draw = draws_of(self._schedule.shuffle or 0, self._epoch, np.zeros(1, np.int64))
+        once = np.zeros(1, np.int64)
+        draw = draws_of(self._schedule.shuffle or 0, self._epoch, once, number)
         return source.drawn(int(draw[0]))
 
     def __repr__(self) -> str:
@@ -418,10 +438,14 @@ class Batches:
             return self._in_order()
         return self._planned()
 
-    def _batch(self, rows: BatchRows) -> Any:
-        batch = batch_of(
-            rows, self._image, self._backend, self._convert, self._normalize, self._shape
-        )
+    def _batch(self, rows: BatchRows, size: tuple[int, int] | None = None) -> Any:
+        """The batch of some rows, whose images have this height and width if it is known."""
+        if self._collate is not None and not len(rows):
+            return None
+        shape = self._shape
+        if size is not None:
+            shape = (*size, None if shape is None else shape[2])
+        batch = batch_of(rows, self._image, self._backend, self._convert, self._normalize, shape)
         if self._collate is None:
             return batch
         names = list(batch)
@@ -434,8 +458,9 @@ class Batches:
         (source,) = self._sources_to_read
         row = self._next_row
         first, skip = 0, 0
-        if row:
-            ends = np.cumsum(self._counts[0])
+        counts = self._counts[0] if row else self._facts.get(("rows", 0))
+        if counts is not None:
+            ends = np.cumsum(counts)
             first = int(np.searchsorted(ends, row, "right"))
             skip = row - int(ends[first - 1]) if first else row
         depth = source.prefetch() if self._prefetch is None else self._prefetch
@@ -451,6 +476,9 @@ class Batches:
                     del future
                     at, length = skip, len(frame)
                     skip = 0
+                    if counts is not None:
+                        partition = functools.partial(source.describe, number)
+                        check_count(frame, int(counts[number]), partition)
                     describe = functools.partial(row_of, source, number)
                     rows, present = self._rows_of(frame, where=describe)
                     del frame
@@ -501,7 +529,7 @@ class Batches:
                         for step in piece:
                             rows = self._rows_of_step(step, parts)
                             # Also without a row: ranks and workers have the steps of `len`.
-                            batch = self._batch(rows)
+                            batch = self._batch(rows, step.shape)
                             del rows
                             # Before the batch is used: the next ones are decoded meanwhile. If
                             # that fails, this one comes again.
@@ -533,7 +561,7 @@ class Batches:
                 lengths = [len(rows.numbers) for rows in step.rows]
                 slices = [(at, at + n) for at, n in zip(numbers, lengths, strict=True)]
                 numbers = [stop for _, stop in slices]
-                piece.append(_Step(step.next_row, slices))
+                piece.append(_Step(step.next_row, slices, step.shape))
             results = []
             open_rows = self._open_at(steps[-1].next_row)
             for frame, reader in enumerate(readers):
@@ -619,6 +647,7 @@ class _Step(NamedTuple):
 
     next_row: int  # of the epoch, before the following step of this process
     slices: list[tuple[int, int]]  # of the piece's rows of each frame
+    shape: tuple[int, int] | None  # as of the planned step
 
 
 class ReadAhead(Generic[Item]):

@@ -14,6 +14,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
 from dask_image_ingest.loader.iter_batches import Batches, MixOf, Schedule
 from dask_image_ingest.loader.order import Share, parse_shard
+from dask_image_ingest.loader.source import Facts
 
 
 def mix(
@@ -60,7 +61,8 @@ def mix(
         An iterator of batches as from ``iter_batches``, with ``len`` and ``position``. The rows of
         a batch are grouped by frame, in the order of ``frames``. If the frames' images differ in
         shape, they are lists of arrays. With ``format="torch"`` it is a torch ``IterableDataset``
-        too, for ``DataLoader(batches, batch_size=None, num_workers=2)``.
+        too, for ``DataLoader(batches, batch_size=None, num_workers=2)``, with ``set_epoch`` and
+        ``position_after`` as the dataset of ``dataloader`` has them.
 
     Raises
     ------
@@ -96,10 +98,9 @@ def mix(
     make = functools.partial(_mixed, list(frames), mixing, batch_size, columns, shuffle, options)
     if format != "torch":
         return make(epoch=epoch, start=start, share=parse_shard(shard, format))
-    from dask_image_ingest.loader.dataloader import TorchDataset
+    from dask_image_ingest.loader.dataloader import make_dataset
 
-    share = None if shard == "auto" else parse_shard(shard, format)
-    dataset = TorchDataset(make, start, share)
+    dataset = make_dataset(make, start, shard, goes_on=True)
     if epoch is not None:
         dataset.set_epoch(epoch)
     return dataset
@@ -116,6 +117,7 @@ def _mixed(
     epoch: int | None,
     start: Any,
     share: Share,
+    facts: Facts | None = None,
 ) -> Batches:
     rows = [frame.images._frame_rows(columns) for frame in frames]
     first = rows[0]
@@ -134,6 +136,7 @@ def _mixed(
         start=start,
         share=share,
         mix=mixing,
+        facts=facts,
         **options,
     )
 

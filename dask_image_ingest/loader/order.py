@@ -208,6 +208,8 @@ class Stream:
         Places from which a shuffle reads.
     sample
         Draws the rows of each pass; None for all rows.
+    frame
+        Number of the frame in a mix: a row that two of them have gets two random augmentations.
     """
 
     def __init__(
@@ -216,12 +218,14 @@ class Stream:
         seed: int | None,
         readers: int = READERS,
         sample: Sample | None = None,
+        frame: int = 0,
     ) -> None:
         self.counts = counts
         self.seed = seed
         self.length = int(counts.sum()) if sample is None else sample.length
         self._readers = readers
         self._sample = sample
+        self._frame = frame
         self._pass = functools.lru_cache(2)(self._make_pass)
 
     def rows(self, start: int, stop: int) -> tuple[Rows, np.ndarray]:
@@ -263,7 +267,7 @@ class Stream:
         if selected is not None:
             repetitions = numbers - np.searchsorted(selected, selected[numbers])
             numbers = selected[numbers]
-        return Rows(numbers, draws_of(self.seed or 0, number, repetitions)), places
+        return Rows(numbers, draws_of(self.seed or 0, number, repetitions, self._frame)), places
 
     def _make_pass(self, number: int) -> tuple[Pass, np.ndarray | None]:
         counts, selected = self.counts, None
@@ -277,11 +281,12 @@ class Stream:
         return Shuffled(counts, (self.seed, number), self._readers), selected
 
 
-def draws_of(seed: int, number: int, repetitions: np.ndarray) -> np.ndarray:
+def draws_of(seed: int, number: int, repetitions: np.ndarray, frame: int = 0) -> np.ndarray:
     """Draws of a pass: 0 for a plain read, so that its images are those of ``compute``."""
-    if seed == number == 0 and not repetitions.any():
+    if seed == number == frame == 0 and not repetitions.any():
         return np.zeros(len(repetitions), np.uint64)
-    key = hashlib.blake2b(f"{seed} {number}".encode(), digest_size=8).digest()
+    purpose = f"{seed} {number}" + (f" {frame}" if frame else "")
+    key = hashlib.blake2b(purpose.encode(), digest_size=8).digest()
     base = np.uint64(int.from_bytes(key, "little"))
     with np.errstate(over="ignore"):  # an odd multiple: each repetition has a number of its own
         draws: np.ndarray = base + repetitions.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -650,7 +655,10 @@ def parse_shard(shard: Any, format: str) -> Share:
     if shard is None:
         return Share()
     if isinstance(shard, str) and shard == "auto":
-        return Share(*(torch_rank() if format == "torch" else (0, 1)), *torch_worker())
+        ours = torch_rank() if format == "torch" else (0, 1)
+        if format == "torch" and ours == (0, 1):
+            ours = _launched_rank()
+        return Share(*ours, *torch_worker())
     try:
         rank, world = map(operator.index, shard)
     except (TypeError, ValueError):
@@ -665,19 +673,57 @@ def parse_shard(shard: Any, format: str) -> Share:
 def torch_rank() -> tuple[int, int]:
     """Rank and world size of this process in ``torch.distributed``; (0, 1) outside of it."""
     torch = sys.modules.get("torch")
-    if torch is None:
-        return 0, 1
-    group = torch.distributed
-    if group.is_available() and group.is_initialized():
+    group = None if torch is None else torch.distributed
+    if group is not None and group.is_available() and group.is_initialized():
         return group.get_rank(), group.get_world_size()
-    if torch.utils.data.get_worker_info() is not None and "WORLD_SIZE" in os.environ:
-        # A spawned DataLoader worker has no process group, but inherits torchrun's variables.
-        return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     return 0, 1
+
+
+# The process that imported this module: a fork of it has its process group, if there is one.
+_PROCESS = os.getpid()
+
+
+def _launched_rank() -> tuple[int, int]:
+    """Rank and world size by torchrun's variables, in a spawned worker of a ``DataLoader``.
+
+    It has no process group, and iterators that it makes have no process that could tell them.
+
+    Raises
+    ------
+    ArgumentError
+        If the variables are no rank.
+    """
+    if worker_of_loader() is None or os.getpid() != _PROCESS:
+        return 0, 1
+    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and world is None:
+        return 0, 1
+    try:
+        numbers = int(rank or ""), int(world or "")
+        if 0 <= numbers[0] < numbers[1]:
+            return numbers
+    except ValueError:
+        pass
+    raise ArgumentError(
+        "shard='auto': a spawned worker of a DataLoader takes its rank from torchrun's variables, "
+        f"and RANK={rank!r} with WORLD_SIZE={world!r} is none: set both, or pass shard=(rank, "
+        "world), or shard=None for all rows"
+    )
+
+
+def is_torch_worker() -> bool:
+    """True in a worker process of a torch ``DataLoader``."""
+    torch = sys.modules.get("torch")
+    return torch is not None and torch.utils.data.get_worker_info() is not None
 
 
 def torch_worker() -> tuple[int, int]:
     """Number and count of the workers of this process's torch ``DataLoader``; else (0, 1)."""
+    return worker_of_loader() or (0, 1)
+
+
+def worker_of_loader() -> tuple[int, int] | None:
+    """Number of this worker of a torch ``DataLoader``, and how many it has; None in no worker."""
     torch = sys.modules.get("torch")
     worker = None if torch is None else torch.utils.data.get_worker_info()
-    return (0, 1) if worker is None else (worker.id, worker.num_workers)
+    return None if worker is None else (worker.id, worker.num_workers)

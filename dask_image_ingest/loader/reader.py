@@ -13,7 +13,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.loader.batch_format import BatchRows
 from dask_image_ingest.loader.order import CHUNK, Rows
-from dask_image_ingest.loader.source import ReferenceSource, Source
+from dask_image_ingest.loader.source import ReferenceSource, Source, check_count
 
 # Encoded bytes of neighbouring rows that are fetched together, if a row has not more.
 _CHUNK_BYTES = 4 << 20
@@ -126,7 +126,10 @@ class Reader:
         return self._partitions[number]
 
     def _read(self, number: int) -> Any:
-        return self._source.read(number)
+        """The future of a partition."""
+        counted = int(self._ends[number] - self._starts[number])
+        describe = functools.partial(self._source.describe, number)
+        return _Counted(self._source.read(number), counted, describe)
 
     def _describe(self, number: int) -> str:
         partition = int(np.searchsorted(self._ends, number, "right"))
@@ -217,9 +220,7 @@ class _PartitionReader(Reader):
 
     def _read(self, number: int) -> Any:
         describe = functools.partial(row_of, self._source, number)
-        return _Partition(
-            self._source.read(number), functools.partial(self._rows_of, where=describe)
-        )
+        return _Partition(super()._read(number), functools.partial(self._rows_of, where=describe))
 
     def _taken(
         self, parts: list[tuple[_Partition, np.ndarray]], order: np.ndarray
@@ -239,11 +240,24 @@ class _PartitionReader(Reader):
         return joined.take(joined_place[order[here]]), here
 
 
+class _Counted:
+    """The future of a partition that must have as many rows as were counted."""
+
+    def __init__(self, future: Future[Any], counted: int, describe: Callable[[], str]) -> None:
+        self._future = future
+        self._counted = counted
+        self._describe = describe
+
+    def result(self) -> Any:
+        """The partition."""
+        return check_count(self._future.result(), self._counted, self._describe)
+
+
 class _Partition:
     """A computed partition; its rows are taken when they are first asked for."""
 
-    def __init__(self, future: Future[Any], rows_of: RowsOf) -> None:
-        self._future: Future[Any] | None = future
+    def __init__(self, future: _Counted, rows_of: RowsOf) -> None:
+        self._future: _Counted | None = future
         self._rows_of = rows_of
 
     @functools.cached_property

@@ -12,24 +12,26 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, MutableMapping
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import dask
 import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
+from dask.system import CPU_COUNT
 from distributed import Future as RemoteFuture
 from distributed import Worker, secede, wait
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 from distributed.utils import offload
 
+from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset.plan import select_columns, shard_of_partition
+from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
@@ -51,8 +53,7 @@ from dask_image_ingest.frames import (
     this_machine,
 )
 from dask_image_ingest.loader.batch_format import as_pandas
-from dask_image_ingest.loader.order import torch_worker
-from dask_image_ingest.scheduler_plugin import client_that_computes
+from dask_image_ingest.loader.order import is_torch_worker, torch_worker
 
 
 @dataclass(frozen=True)
@@ -205,7 +206,7 @@ class LazySource(Source):
 
     def __init__(self, frame: Any, image: str | None) -> None:
         super().__init__(frame, image)
-        self._client = client_that_computes(collections=[frame])
+        self._client = client_that_computes()
         # The process whose thread or client this uses; None while it has neither.
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
@@ -334,8 +335,14 @@ class LazySource(Source):
         return self if same else LazySource(new_collection(expr), self._image)
 
     def counts(self) -> np.ndarray:
-        """Rows of each partition: int64 (partitions,); counted once in a process."""
-        return _once((self._rows._name, None), self._count)
+        """Rows of each partition: int64 (partitions,)."""
+        return self._versioned(("rows", self._rows._name), self._count)
+
+    def _versioned(self, key: tuple[str, str], compute: Callable[[], Value]) -> Value:
+        """Computed once in a process if the name of the query has the versions of its files."""
+        leaves = (each for each in self._rows.expr.walk() if not each.dependencies())
+        is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
+        return once(_versioned, key, compute) if is_versioned else compute()
 
     def _count(self) -> np.ndarray:
         decode = last_decode(self._rows.expr)
@@ -354,11 +361,8 @@ class LazySource(Source):
             )
         meta = pd.Series([], dtype="int64")
         lengths = rows.map_partitions(_length, meta=meta)
-        options: dict[str, Any] = {"scheduler": self._scheduler}
-        if self._client is None and unindexed is None and reads_remote(rows.expr):
-            options = {"scheduler": "threads", "num_workers": _INDEXES_AT_ONCE}
-        with dask.config.set(_NUMBERED):
-            counts = lengths.compute(**options)
+        at_once = unindexed is None and reads_remote(rows.expr)
+        counts = _computed(lengths, self._client, _INDEXES_AT_ONCE if at_once else 1)
         result: np.ndarray = counts.to_numpy(np.int64)
         return result
 
@@ -367,7 +371,8 @@ class LazySource(Source):
         images = image_columns(self._frame)
         if not images:
             return 1
-        return _once((self._frame._name, number), lambda: self._measure(number, images))
+        key = (f"bytes of a row of {number}", self._frame._name)
+        return self._versioned(key, lambda: self._measure(number, images))
 
     def _measure(self, number: int, images: list[str]) -> float:
         sizes = (
@@ -375,8 +380,7 @@ class LazySource(Source):
             .partitions[number]
             .map_partitions(_row_bytes, meta=pd.Series([], dtype="float64"))
         )
-        with dask.config.set(_NUMBERED):
-            return max(1.0, float(sizes.compute(scheduler=self._scheduler).iloc[0]))
+        return max(1.0, float(_computed(sizes, self._client).iloc[0]))
 
     @property
     def _scheduler(self) -> Any:
@@ -526,31 +530,59 @@ def lazy_source(frame: Any, columns: list[str], image: str | None) -> LazySource
 def computed_column(frame: Any, columns: list[str], name: str) -> pd.Series:
     """A column of all rows that a `lazy_source` of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
+    client = client_that_computes()
+    return as_pandas(_computed(rows[name], client, 1 if is_torch_worker() else CPU_COUNT))
+
+
+def _computed(collection: Any, client: Any, threads: int = 1) -> Any:
+    """Compute on a cluster, or here: not on Dask's threads, which a fork does not have."""
     with dask.config.set(_NUMBERED):
-        return as_pandas(rows[name].compute())
+        if client is not None or threads == 1:
+            return collection.compute(scheduler=client or "synchronous")
+        with ThreadPoolExecutor(threads) as pool:
+            return collection.compute(scheduler="threads", pool=pool)
 
 
 def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
     return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
 
 
-# Counts of rows and bytes of a row of the latest frames, by name: each epoch asks for them.
-_known: dict[tuple[str, int | None], Any] = {}
-_known_lock = threading.Lock()
+#: What an order needs to know of the rows of its frames, such as their number.
+Facts = MutableMapping[tuple[str, Any], Any]
+
+Value = TypeVar("Value")
+
+# Facts of the latest queries whose names have the versions of all their files: each epoch needs
+# them.
+_versioned: Facts = {}
 _MOST_KNOWN = 64
 
 
-def _once(key: tuple[str, int | None], compute: Callable[[], Any]) -> Any:
-    """The result of ``compute``, computed once in a process."""
-    with _known_lock:
-        value = _known.get(key)
+def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Value:
+    """A fact, which is computed when it is first asked for."""
+    value: Value | None = facts.get(key)
     if value is None:
-        value = compute()
-        with _known_lock:
-            while len(_known) >= _MOST_KNOWN:
-                _known.pop(next(iter(_known)))
-            _known[key] = value
+        value = facts[key] = compute()
+        while len(facts) > _MOST_KNOWN:
+            facts.pop(next(iter(facts)), None)
     return value
+
+
+def check_count(frame: Any, counted: int, describe: Callable[[], str]) -> Any:
+    """A partition that was read, if it has as many rows as were counted.
+
+    Raises
+    ------
+    ArgumentError
+    """
+    if len(frame) != counted:
+        _versioned.clear()
+        raise ArgumentError(
+            f"iter_batches: {describe()} has {len(frame):,} rows, and had {counted:,} when they "
+            "were counted: its file has changed, or the query gives other rows each time. Begin "
+            "again with a new iterator or loader, or write the rows once, with checkpoint"
+        )
+    return frame
 
 
 # Bytes of an image of unknown size: of 1 megapixel.

@@ -14,7 +14,14 @@ from dask_image_ingest.ops.map_batches import (
     make_batch_map,
     unwrapped,
 )
-from dask_image_ingest.ops.map_rows import journal_owner, journaled, make_row_map
+from dask_image_ingest.ops.map_rows import (
+    Ending,
+    RowJournal,
+    journal_owner,
+    journaled,
+    make_row_map,
+    refuse_late_failures,
+)
 from dask_image_ingest.ops.stack import (
     add_levels,
     count_levels,
@@ -28,8 +35,10 @@ from dask_image_ingest.ops.stack import (
 
 __all__ = [
     "BatchMap",
+    "Ending",
     "InputColumn",
     "MapBatches",
+    "RowJournal",
     "add_levels",
     "apply_batch_map",
     "call_once",
@@ -43,6 +52,7 @@ __all__ = [
     "make_row_map",
     "parse_dtype",
     "parse_shape",
+    "refuse_late_failures",
     "small_images",
     "stack",
     "statistics",

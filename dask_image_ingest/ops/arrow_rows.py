@@ -11,11 +11,13 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_list, is_value, tensor_array, tensor_type, type_name
+from dask_image_ingest.texts import storable
 
 # Casts numbers to a dtype, on the host; raises a ResultError if it can't hold one.
 Numbers = Callable[[Any, np.dtype], np.ndarray]
@@ -37,6 +39,32 @@ class ResultError(ArgumentError):
         self.gave = gave
 
 
+def is_null(value: object) -> bool:
+    """True for None, and for the nulls of masked arrays and of pandas."""
+    return value is None or value is np.ma.masked or value is pd.NA
+
+
+def with_none(values: Any) -> Any:
+    """Values that NumPy, pandas or Arrow say are null as None; a list if there are any."""
+    if is_null(values):
+        return None
+    if isinstance(values, np.ma.MaskedArray):
+        return values.tolist() if np.ma.is_masked(values) else values.data
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        # NumPy has no nulls: an array of integers would become one of floats.
+        has_nulls = values.null_count or pa.types.is_nested(values.type)
+        return values.to_pylist() if has_nulls else values
+    if isinstance(values, pa.Scalar):
+        return values.as_py()
+    if isinstance(values, (pd.Series, pd.Index, pd.api.extensions.ExtensionArray)):
+        missing = values.isna()
+        if missing.any():
+            return [None if null else value for value, null in zip(values, missing, strict=True)]
+    elif getattr(values, "has_nulls", False) and hasattr(values, "to_arrow"):
+        return values.to_arrow().to_pylist()  # of cuDF
+    return values
+
+
 def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType, numbers: Numbers) -> pa.Array:
     """Rows of an output, None for null, as an Arrow array.
 
@@ -45,19 +73,21 @@ def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType, numbers: Numb
     ResultError
         Naming the output ``name``, if a row has not the type.
     """
+    if not hasattr(rows, "dtype"):  # which numbers have that were cast already
+        rows = [with_none(row) for row in rows]
     if (tensors := tensor_type(type_)) is not None:
         arrays = [_tensor(name, row, tensors, numbers) for row in rows]
         array = tensor_array(arrays, tensors)
         return array if isinstance(type_, pa.BaseExtensionType) else array.storage.cast(type_)
     if is_value(type_):
-        return _number_array(rows, type_, numbers)
+        return _number_array(name, rows, type_, numbers)
     mask = pa.array([row is None for row in rows], pa.bool_())
     if is_list(type_):
         return _lists(name, rows, type_, numbers, mask)
     if pa.types.is_struct(type_):
         return _structs(name, rows, type_, numbers, mask)
     try:
-        return pa.array(rows, type_)
+        return pa.array(storable_values(rows), type_)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise _misfit(name, rows, type_, f": {error}") from error
 
@@ -74,7 +104,7 @@ def _tensor(name: str, row: Any, type_: pa.FixedShapeTensorType, numbers: Number
     return array
 
 
-def _number_array(rows: Any, type_: pa.DataType, numbers: Numbers) -> pa.Array:
+def _number_array(name: str, rows: Any, type_: pa.DataType, numbers: Numbers) -> pa.Array:
     dtype = np.dtype(type_.to_pandas_dtype())
     if isinstance(rows, np.ndarray):
         return pa.array(numbers(rows, dtype), type_)
@@ -84,6 +114,8 @@ def _number_array(rows: Any, type_: pa.DataType, numbers: Numbers) -> pa.Array:
     # In place of null one of the values: beside another number NumPy might round them all.
     instead = rows[missing.index(False)]
     values = numbers([instead if row is None else row for row in rows], dtype)
+    if values.ndim != 1:
+        raise _misfit(name, [instead], type_)
     return pa.array(values, type_, mask=np.array(missing))
 
 
@@ -112,7 +144,7 @@ def _items(name: str, row: Any, type_: pa.DataType, numbers: Numbers) -> Any:
     is_array = hasattr(row, "__array__") and not isinstance(row, (str, bytes, np.generic))
     if not (is_sequence or (is_array and row.ndim)):
         raise _misfit(name, [row], type_)
-    if not has_values or (is_sequence and any(item is None for item in row)):
+    if not has_values or (is_sequence and any(map(is_null, row))):
         return list(row)
     array = numbers(row, np.dtype(type_.value_type.to_pandas_dtype()))
     if array.ndim != 1:
@@ -133,6 +165,11 @@ def _structs(
         for field in type_
     ]  # fmt: skip
     return pa.StructArray.from_arrays(fields, fields=list(type_), mask=mask)
+
+
+def storable_values(values: Sequence[Any]) -> list[Any]:
+    """Values of which strings have no lone surrogates, which Arrow refuses."""
+    return [storable(value) if isinstance(value, str) else value for value in values]
 
 
 def _misfit(name: str, rows: Sequence[Any], type_: pa.DataType, why: str = "") -> ResultError:

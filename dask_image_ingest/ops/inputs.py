@@ -102,18 +102,17 @@ def _input_column(frame: Any, name: Any, rows: Sequence[int]) -> InputColumn:
     if len(rows) < len(frame):
         frame = frame.take(rows)
     try:
-        column = backend.to_arrow(frame).column(0).combine_chunks()
+        column = backend.to_arrow(frame).column(0)  # one chunk may not hold all of it
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ArgumentError(f"inputs= names {name!r}, a column of mixed types: {error}") from error
-    if isinstance(column, pa.ChunkedArray):
-        column = pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
     try:
         if is_value(column.type) or tensor_type(column.type):
             values = backend.values(frame[name])
             if values is None or (column.null_count and not pa.types.is_floating(column.type)):
                 raise NullsError
             return InputColumn(values)
-        return InputColumn([_on_device(value, backend) for value in row_values(column)])
+        values = [value for chunk in column.chunks for value in row_values(chunk)]
+        return InputColumn([_on_device(value, backend) for value in values])
     except NullsError:
         raise ArgumentError(
             f"inputs= names {name!r}, which has nulls in a row that the function gets; an array of "

@@ -5,6 +5,7 @@ Instances of a user's class, such as models, are kept between partitions.
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import inspect
 import logging
@@ -25,6 +26,7 @@ from dask_image_ingest.errors import (
     DaskImageIngestError,
     FunctionError,
     MissingDependencyError,
+    portable_causes,
 )
 from dask_image_ingest.frames import IMAGE, Backend, backend_of
 from dask_image_ingest.ops.arrow_rows import ResultError
@@ -37,6 +39,7 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
+from dask_image_ingest.texts import error_text
 from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
@@ -77,11 +80,11 @@ def call_once(
     call = model.get()
     try:
         return call(argument)
-    except (FunctionError, MissingDependencyError):
+    except (FunctionError, MissingDependencyError, KeyboardInterrupt):
         raise
-    except Exception as error:
+    except BaseException as error:
         raise FunctionError(
-            f"{called_by}: {model.name} fails for {what}: {type(error).__name__}: {error}"
+            f"{called_by}: {model.name} fails for {what}: {error_text(error)}"
         ) from error
 
 
@@ -138,12 +141,11 @@ class BatchFunction:
                 return instance
             called: Callable[..., Any] = getattr(instance, self.method)
             return called
-        except DaskImageIngestError:
+        except (DaskImageIngestError, KeyboardInterrupt):
             raise
-        except Exception as error:
+        except BaseException as error:
             raise FunctionError(
-                f"{self.called_by}: {self.name} can't be instantiated: "
-                f"{type(error).__name__}: {error}"
+                f"{self.called_by}: {self.name} can't be instantiated: {error_text(error)}"
             ) from error
 
     def failure(
@@ -153,16 +155,17 @@ class BatchFunction:
         one_of = "one of " if len(rows) > 1 else ""
         which = f"{one_of}{_rows_text(frame, rows, self.noun)}"
         return FunctionError(
-            f"{self.called_by}: {self.name} fails for {which}: {type(error).__name__}: "
-            f"{error}{tries}"
+            f"{self.called_by}: {self.name} fails for {which}: {error_text(error)}{tries}"
         )
 
     def reason(self, error: BaseException) -> str:
         """Reason in the column `error` of a row for which a call fails."""
-        text = f"{type(error).__name__}: {error}"
-        if isinstance(error, ResultError):
-            text = f"gave {error.gave}"
+        text = f"gave {error.gave}" if isinstance(error, ResultError) else error_text(error)
         return without_secrets(f"function-failed: {self.name}: {text}")
+
+    def told(self, frame: Any, row: int, reason: str) -> str:
+        """The reason why a call failed for a row, in a text that names the row."""
+        return f"{self.called_by}: {_rows_text(frame, [row], self.noun)}: {reason}"
 
     def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
         """The error to raise if the result does not match the outputs, naming the rows."""
@@ -338,7 +341,8 @@ class BatchMap:
         rows, columns = self.arguments(frame)
         if not rows:
             return self.meta(frame)
-        results, done, failures = self._results(frame, rows, columns)
+        with portable_causes():
+            results, done, failures = self._results(frame, rows, columns)
         self._log(failures, frame, len(rows))
         return self._assemble(frame, results, done, failures)
 
@@ -364,7 +368,7 @@ class BatchMap:
         for start in range(0, len(rows), self.batch_size):
             batch = range(start, min(start + self.batch_size, len(rows)))
             for positions, outcome in self._attempts(call, batch, rows, frame):
-                if isinstance(outcome, Exception):
+                if isinstance(outcome, BaseException):
                     failures[rows[positions[0]]] = self.function.reason(outcome)
                     continue
                 done += [rows[position] for position in positions]
@@ -374,7 +378,7 @@ class BatchMap:
 
     def _attempts(
         self, call: _Call, batch: range, rows: Sequence[int], frame: Any
-    ) -> Iterator[tuple[range, _Outputs | Exception]]:
+    ) -> Iterator[tuple[range, _Outputs | BaseException]]:
         """Call with a batch: rows and their outputs, or a row and its error if it costs no more.
 
         Raises
@@ -419,9 +423,9 @@ class BatchMap:
         ]
         try:
             result = function(*arguments)
-        except (FunctionError, MissingDependencyError):  # not caused by these images
+        except (FunctionError, MissingDependencyError, KeyboardInterrupt):  # not by these images
             raise
-        except Exception as error:
+        except BaseException as error:
             raise self._failure(error, frame, batch) from error
         try:
             outputs = list(self._check(result, len(batch), backend))
@@ -438,7 +442,7 @@ class BatchMap:
         right.append(positions.start)
         return outputs
 
-    def _failure(self, error: Exception, frame: Any, rows: Sequence[int]) -> Exception:
+    def _failure(self, error: BaseException, frame: Any, rows: Sequence[int]) -> Exception:
         """The exception for a failed call: looked into by halves, if a row may be the cause."""
         if may_be_of_a_row(error):
             return _RowFailedError()
@@ -530,7 +534,7 @@ class _RowFailedError(Exception):
     """A call failed, with the function's error as the cause."""
 
     @property
-    def error(self) -> Exception:
+    def error(self) -> BaseException:
         """The function's error."""
         return self.__cause__  # type: ignore[return-value]
 
@@ -547,28 +551,35 @@ _TEXTS = (
 )
 
 
-def may_be_of_a_row(error: Exception) -> bool:
-    """False for errors that other rows would have too: of memory, of the GPU, of an import."""
+def may_be_of_a_row(error: BaseException) -> bool:
+    """False for errors that other rows would have too: of memory, the GPU, an import, an exit."""
+    if not isinstance(error, (Exception, asyncio.CancelledError)):
+        return False
     for each in causes(error):
         if isinstance(each, (MemoryError, ImportError, FunctionError)):
             return False
-        if any(text in str(each) for text in _TEXTS):
+        if any(text in error_text(each) for text in _TEXTS):
             return False
         if not _GPU_ERRORS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
             return False
     return True
 
 
-def causes(error: BaseException | None) -> Iterator[BaseException]:
-    """The error, and those that led to it."""
-    seen = set()
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """The error, those that led to it, and those that they hold, as of clients that retry."""
+    errors: list[Any] = [error]
+    seen = set[int]()
+    for each in errors:
+        if isinstance(each, BaseException) and id(each) not in seen:
+            seen.add(id(each))
+            yield each
+            held = (*each.args, getattr(each, "reason", None), *getattr(each, "exceptions", ()))
+            errors += [each.__cause__, each.__context__, *held]
 
 
-def _first_that_fails(call: _Call, rows: range, failed: _RowFailedError) -> tuple[range, Exception]:
+def _first_that_fails(
+    call: _Call, rows: range, failed: _RowFailedError
+) -> tuple[range, BaseException]:
     """The first row that fails alone, with its error; all rows if no half of them fails."""
     middle = len(rows) // 2
     for half in (rows[:middle], rows[middle:]) if middle else ():
@@ -581,7 +592,7 @@ def _first_that_fails(call: _Call, rows: range, failed: _RowFailedError) -> tupl
 
 def _in_halves(
     call: _Call, rows: range, fails: bool = False
-) -> Iterator[tuple[range, _Outputs | Exception]]:
+) -> Iterator[tuple[range, _Outputs | BaseException]]:
     """Call with all rows; where that fails, with halves, down to the rows that fail alone.
 
     Yields rows, in order, with their result; or one row with its error. With ``fails`` the rows
@@ -598,7 +609,7 @@ def _in_halves(
     middle = len(rows) // 2
     first_failed = False
     for part, outcome in _in_halves(call, rows[:middle]):
-        first_failed |= isinstance(outcome, Exception)
+        first_failed |= isinstance(outcome, BaseException)
         yield part, outcome
     yield from _in_halves(call, rows[middle:], fails=not first_failed)
 

@@ -15,18 +15,18 @@ import inspect
 import io
 import os
 import random
-import socket
+import re
 import threading
 import time
 import uuid
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import ContextVar, copy_context
+from contextvars import Context, ContextVar, copy_context
 from dataclasses import dataclass, field, replace
 from email.utils import parsedate_to_datetime
-from typing import Any
+from typing import Any, TypeAlias
 from weakref import WeakValueDictionary
 
 import numpy as np
@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.computing import ANSWERED, count
+from dask_image_ingest.errors import FunctionError
 from dask_image_ingest.frames import IMAGE, backend_of, get_backend
 from dask_image_ingest.ops.arrow_rows import ResultError
 from dask_image_ingest.ops.inputs import InputColumn
@@ -69,9 +70,13 @@ class _Calls:
         self._slots: WeakValueDictionary[Any, _Slots] = WeakValueDictionary()
         # Of the last functions, so that failures are counted over partitions.
         self._recent: deque[_Slots] = deque(maxlen=8)
-        threading.Thread(
-            target=self.loop.run_forever, name="image-ingest-calls", daemon=True
-        ).start()
+        threading.Thread(target=self._run, name="image-ingest-calls", daemon=True).start()
+
+    def _run(self) -> None:
+        # An exit in a task that a function has started ends `run_forever`.
+        while not self.loop.is_closed():
+            with contextlib.suppress(BaseException):
+                self.loop.run_forever()
 
     def slots(self, token: str, concurrency: int) -> _Slots:
         """The slots of a function."""
@@ -85,14 +90,35 @@ class _Calls:
         """The result of a function that blocks."""
         return await self.loop.run_in_executor(self._threads, function)
 
-    def run(self, coroutine: Any) -> Any:
+    def run(self, function: Callable[[], Awaitable[float]]) -> float:
         """The result of a coroutine on the loop; an interrupt cancels it."""
-        future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+        future = asyncio.run_coroutine_threadsafe(_awaited(function), self.loop)
         try:
-            return future.result()
+            result, error = future.result()
         except BaseException:
             future.cancel()
             raise
+        if isinstance(error, asyncio.CancelledError):  # by a function: rows have no outcome
+            return 0.0
+        if error is not None:
+            raise error
+        answered: float = result
+        return answered
+
+    async def called(self, call: Callable[[], Any], blocks: bool, context: Context) -> _Result:
+        """What a call gives, in a copy of a context; in a thread if it ``blocks``."""
+        if blocks:
+            inside = functools.partial(context.copy().run, call)
+            given, error = await self.in_thread(functools.partial(_result, inside))
+            if error is not None or not inspect.isawaitable(given):
+                return given, error
+            call = lambda: given  # noqa: E731
+        # In a task of its own: the function may cancel the one that it runs in.
+        task = self.loop.create_task(_awaited(call), context=context.copy())
+        try:
+            return await task
+        except asyncio.CancelledError as error:
+            return None, error
 
 
 class _Slots(asyncio.Semaphore):
@@ -103,10 +129,17 @@ class _Slots(asyncio.Semaphore):
         self._most_failures = max(concurrency, 16)
         self._failures = 0  # since the last row with outputs
         self.has_outputs = False
+        self._run: str | None = None
+        self.answered = 0.0  # the time of the last row with outputs in this run; 0 without one
+
+    def begin(self, run: str | None) -> None:
+        """Begin a partition of a run of a checkpoint."""
+        if run != self._run:
+            self._run, self._failures, self.answered = run, 0, 0.0
 
     def succeeded(self) -> None:
         """Count a row with outputs."""
-        self._failures, self.has_outputs = 0, True
+        self._failures, self.has_outputs, self.answered = 0, True, time.time()
 
     def failed(self) -> int:
         """Count a row that failed; how many did, if no other need be called."""
@@ -115,6 +148,24 @@ class _Slots(asyncio.Semaphore):
             return 0
         self._failures = 0  # for the next computation
         return self._most_failures
+
+
+# What a call has given, or raised: a future may change errors, refuse them, or end its loop.
+_Result: TypeAlias = tuple[Any, BaseException | None]
+
+
+def _result(function: Callable[[], Any]) -> _Result:
+    try:
+        return function(), None
+    except BaseException as error:
+        return None, error
+
+
+async def _awaited(function: Callable[[], Awaitable[Any]]) -> _Result:
+    try:
+        return await function(), None
+    except BaseException as error:
+        return None, error
 
 
 _lock = threading.Lock()
@@ -149,6 +200,7 @@ class _Failed:
     error: BaseException
     calls: int
     in_a_row: int = 0  # rows that failed, so that it is no row's fault
+    at: float = field(default_factory=time.time)
 
 
 class _EndedError(Exception):
@@ -179,16 +231,29 @@ class RowMap(BatchMap):
                 keys.append(stable_token((what, arguments), functions=False))
             outcomes = [journal.read(key, self._schema) for key in keys]
         calls = _calls_of_process()
-        # In the context of this task, whose worker reports what it counts.
-        report = functools.partial(copy_context().run, count, ANSWERED)
-        calls.run(self._complete(outcomes, columns, keys, journal, calls, report))
-        done, failures, batches = [], dict[int, str](), []
+        context = copy_context()  # of this task, for the function and for its worker's counts
+        context.run(_journal.set, None)
+        answered = calls.run(
+            functools.partial(self._complete, outcomes, columns, keys, journal, calls, context)
+        )
+        done, failures, batches, late = [], dict[int, str](), [], []
         for row, outcome in zip(rows, outcomes, strict=True):
             if isinstance(outcome, _Failed):
                 failures[row] = self._reason(outcome, frame, row)
+                late += [(outcome.at, row)] if outcome.at > answered else []
             elif outcome is not None:
                 done.append(row)
                 batches.append(outcome)
+        if lost := [row for row, o in zip(rows, outcomes, strict=True) if o is None]:
+            cancelled = asyncio.CancelledError("a function cancelled the calls of others")
+            raise self.function.failure(cancelled, frame, lost[:1])
+        if journal is not None:
+            _, first = min(late, default=(0, None))
+            error = "" if first is None else self.function.told(frame, first, failures[first])
+            times = [at for at, _ in late]
+            journal.endings.append(
+                Ending(self.function.token, self.concurrency, answered, times, error)
+            )
         return self._columns(batches), done, failures
 
     async def _complete(
@@ -198,16 +263,21 @@ class RowMap(BatchMap):
         keys: Sequence[str],
         journal: RowJournal | None,
         calls: _Calls,
-        report: Callable[[], None],
-    ) -> None:
-        """Call the function for all rows without an outcome, unless one fails for good."""
+        context: Context,
+    ) -> float:
+        """Call the function for all rows without an outcome, unless one fails for good.
+
+        Returns when a row of any partition was answered last.
+        """
         function = self.function.get()
+        blocks = not waits(function)
         slots = calls.slots(self.function.token, self.concurrency)
         slots.has_outputs |= any(outcome is not None for outcome in outcomes)
+        slots.begin(None if journal is None else journal.run)
 
         async def complete(row: int) -> None:
-            arguments = functools.partial(_arguments, columns, row)
-            outcome = await self._outcome(function, arguments, calls)
+            call = functools.partial(_called, function, columns, row)
+            outcome = await self._outcome(call, blocks, calls, context)
             if isinstance(outcome, _Failed):
                 if _may_be_of_all(outcome.error):
                     outcome = replace(outcome, in_a_row=slots.failed())
@@ -219,7 +289,7 @@ class RowMap(BatchMap):
                 return
             outcomes[row] = outcome
             slots.succeeded()
-            report()
+            context.copy().run(count, ANSWERED)
             if journal is not None:
                 journal.add(keys[row], outcome)
                 if rows := journal.due():
@@ -241,34 +311,35 @@ class RowMap(BatchMap):
             for row, outcome in enumerate(outcomes):
                 if isinstance(outcome, _Failed) and isinstance(outcome.error, _WrongResultError):
                     outcomes[row] = replace(outcome, in_a_row=len(outcomes))
+        return slots.answered
 
     async def _outcome(
-        self, function: Callable[..., Any], arguments: Callable[[], list[Any]], calls: _Calls
+        self, call: Callable[[], Any], blocks: bool, calls: _Calls, context: Context
     ) -> pa.RecordBatch | _Failed:
         """The outputs for one row, after retries."""
         tries = 0
         while True:
             tries += 1
-            try:
-                result = await _called(function, arguments(), calls)
-                return self._batch(result)
-            except BaseException as error:  # an interrupt would end the loop
-                if isinstance(error, asyncio.CancelledError) and _is_cancelled():
-                    raise
-                pause = pause_before_retry(error, tries) if tries <= self.retries else None
-                if pause is None:
-                    return _Failed(error, tries)
+            result, error = await calls.called(call, blocks, context)
+            if isinstance(error, asyncio.CancelledError) and _is_cancelled():
+                raise error
+            if error is None:
+                result, error = _result(functools.partial(self._batch, result))
+            if error is None:
+                return result
+            pause = pause_before_retry(error, tries) if tries <= self.retries else None
+            if pause is None:
+                return _Failed(error, tries)
             await asyncio.sleep(pause)
 
     def _costs_a_row(self, failed: _Failed) -> bool:
         error = failed.error
-        is_of_a_row = isinstance(error, Exception) and may_be_of_a_row(error)
-        return self.errors == "null" and is_of_a_row and not failed.in_a_row
+        return self.errors == "null" and may_be_of_a_row(error) and not failed.in_a_row
 
     def _reason(self, failed: _Failed, frame: Any, row: int) -> str:
         """The reason in `error`; raises if the failure costs more than the row."""
         error = failed.error
-        if not isinstance(error, (Exception, asyncio.CancelledError)):
+        if isinstance(error, KeyboardInterrupt):
             raise error
         costs_a_row = self._costs_a_row(failed)
         if isinstance(error, _WrongResultError):
@@ -318,7 +389,8 @@ class RowMap(BatchMap):
     def _values_of(self, result: Any) -> Mapping[str, Any]:
         """The values of a row by the names of the outputs."""
         names = list(self.outputs)
-        if isinstance(result, Mapping) and result.keys() == self.outputs.keys():
+        is_named = isinstance(result, Mapping) and result.keys() == self.outputs.keys()
+        if is_named and not _is_struct(result, self.outputs):
             return result
         if len(names) == 1:
             return {names[0]: result}
@@ -334,12 +406,12 @@ class RowMap(BatchMap):
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         if batches:
             for number, (name, type_) in enumerate(self.outputs.items()):
-                column = pa.concat_arrays([batch.column(number) for batch in batches])
+                rows = [batch.column(number) for batch in batches]
                 if type_ == IMAGE:
-                    results[name] = [[_image(file) for file in column.to_pylist()]]
+                    results[name] = [[_image(row[0].as_py())] for row in rows]
                 else:
                     is_plain = pa.types.is_string(type_) or pa.types.is_binary(type_)
-                    results[name] = [column.to_pylist() if is_plain else column]
+                    results[name] = [row.to_pylist() for row in rows] if is_plain else rows
         return results
 
 
@@ -351,8 +423,8 @@ class _WrongResultError(Exception):
         self.error = error
 
 
-def _arguments(columns: Sequence[InputColumn], row: int) -> list[Any]:
-    return [column.row(row) for column in columns]
+def _called(function: Callable[..., Any], columns: Sequence[InputColumn], row: int) -> Any:
+    return function(*(column.row(row) for column in columns))
 
 
 def _is_cancelled() -> bool:
@@ -360,12 +432,15 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-async def _called(function: Callable[..., Any], arguments: list[Any], calls: _Calls) -> Any:
-    if waits(function):
-        return await function(*arguments)
-    call = functools.partial(function, *arguments)
-    result = await calls.in_thread(call)
-    return await result if inspect.isawaitable(result) else result
+def _is_struct(result: Mapping[str, Any], outputs: Mapping[str, pa.DataType]) -> bool:
+    """True if a dict of the only output's name is its value: of a struct with such a field."""
+    ((name, type_), *others) = outputs.items()
+    if others or not pa.types.is_struct(type_) or (at := type_.get_field_index(name)) < 0:
+        return False
+    value, field = result[name], type_[at].type
+    if not isinstance(value, Mapping):
+        return True
+    return pa.types.is_struct(field) and value.keys() <= {each.name for each in field}
 
 
 def _npy(image: np.ndarray | None) -> bytes | None:
@@ -416,15 +491,20 @@ _RETRIED = (408, 425, 429)
 # Unauthorized, Payment Required. (403 and 404 may be of one row: a refused image, a dead link.)
 _NO_ACCESS = (401, 402)
 
-# Errors of HTTP clients that derive from no built-in error of a connection, by name.
-_OF_CONNECTIONS = {
-    "APIConnectionError",  # openai, anthropic
-    "ClientConnectionError",  # aiohttp
-    "ClientPayloadError",
-    "TransportError",  # httpx
-    "Timeout",  # requests
-    "IncompleteRead",  # http.client, urllib3
+# What gRPC's codes are among those of HTTP, by their names.
+_OF_GRPC = {
+    "UNAUTHENTICATED": 401,
+    "RESOURCE_EXHAUSTED": 429,
+    "INTERNAL": 500,
+    "UNAVAILABLE": 503,
+    "DEADLINE_EXCEEDED": 504,
 }
+
+# Errors of connections by words in the names of their types, of which each client has its own.
+_OF_CONNECTIONS = re.compile(
+    "Connect(ion|or|Error)|Disconnected|Time.?out|gaierror|TransportError|ProtocolError"
+    "|ClientPayloadError|IncompleteRead|MaxRetry"
+)
 
 
 def pause_before_retry(error: BaseException, attempt: int) -> float | None:
@@ -444,13 +524,11 @@ def pause_before_retry(error: BaseException, attempt: int) -> float | None:
 def _is_temporary(error: BaseException) -> bool:
     """True if the next attempt may succeed."""
     for each in causes(error):
-        if isinstance(each, (TimeoutError, ConnectionError, socket.gaierror)):
-            return True
-        if not _OF_CONNECTIONS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
-            return True
         status = _status(each)
         if status is not None:
             return status in _RETRIED or status >= 500
+        if any(_OF_CONNECTIONS.search(kind.__name__) for kind in type(each).__mro__):
+            return True
     return False
 
 
@@ -461,27 +539,43 @@ def _may_be_of_all(error: BaseException) -> bool:
 
 
 def _status(error: BaseException) -> int | None:
-    """The status of an answer, by the attributes that HTTP clients give their errors."""
-    for holder in (error, getattr(error, "response", None)):
-        for name in ("status_code", "status", "code"):
-            status = getattr(holder, name, None)
-            if isinstance(status, int) and 400 <= status < 600:
-                return status
+    """The status of an answer, by the attributes that clients give their errors."""
+    for holder in _holders(error):
+        for name in ("status_code", "status", "code", "HTTPStatusCode"):
+            status = _of(holder, name)
+            status = _OF_GRPC.get(f"{getattr(status, 'name', status)}".rpartition(".")[2], status)
+            with contextlib.suppress(ValueError, TypeError):
+                if 400 <= int(status) < 600:
+                    return int(status)
     return None
 
 
 def _retry_after(error: BaseException) -> float:
     """Seconds that the server asks to wait; 0 if it does not."""
-    for holder in (getattr(error, "response", None), error):
-        headers = getattr(holder, "headers", None)
-        if headers is None or not hasattr(headers, "get"):
-            continue
-        text = headers.get("Retry-After") or headers.get("retry-after") or ""
+    for holder in _holders(error):
+        headers = _of(holder, "headers") or _of(holder, "HTTPHeaders")
+        text = _of(headers, "Retry-After") or _of(headers, "retry-after") or ""
         with contextlib.suppress(ValueError, TypeError):
             return max(0.0, float(text))
         with contextlib.suppress(ValueError, TypeError):
             return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     return 0.0
+
+
+def _holders(error: BaseException) -> Iterator[Any]:
+    """What may tell of an answer: the error, its response, and what botocore has for one."""
+    response = _of(error, "response")
+    yield from (error, response, _of(response, "ResponseMetadata"))
+
+
+def _of(holder: Any, name: str) -> Any:
+    """An attribute or item, or what it gives if it is a method; None without one."""
+    try:
+        is_item = hasattr(holder, "get") and not hasattr(holder, name)
+        value = holder.get(name) if is_item else getattr(holder, name, None)
+        return value() if callable(value) else value
+    except Exception:  # of a user's class
+        return None
 
 
 # --- the journal --------------------------------------------------------------------------------
@@ -504,7 +598,8 @@ class RowJournal:
     def __init__(self, output: OutputStore, name: str, run: str) -> None:
         self._output = output
         self._name = name
-        self._run = run
+        self.run = run
+        self.endings: list[Ending] = []
         self._pending: list[bytes] = []
         self._written_at = time.monotonic()
 
@@ -557,12 +652,14 @@ class RowJournal:
         ExportError
             If another run writes, or this one was stopped.
         """
-        refuse_other_run(self._output, self._run)
+        if not rows:
+            return
+        refuse_other_run(self._output, self.run)
         if self._output.can_append:
             self._output.append(f"{STAGING}/{self._name}{_SUFFIX}", rows)
         else:
             self._output.put(f"{STAGING}/{self._name}.{uuid.uuid4().hex}{_SUFFIX}", rows)
-        refuse_ended_run(self._output, self._run)
+        refuse_ended_run(self._output, self.run)
 
     def check(self) -> None:
         """Raise if another run writes, or this one was stopped.
@@ -571,13 +668,58 @@ class RowJournal:
         ------
         ExportError
         """
-        refuse_other_run(self._output, self._run)
-        refuse_ended_run(self._output, self._run)
+        refuse_other_run(self._output, self.run)
+        refuse_ended_run(self._output, self.run)
+
+    @property
+    def has_late_failures(self) -> bool:
+        """True if only the end of the run tells whether the partition may be stored."""
+        return any(ending.late for ending in self.endings)
 
     def remove(self) -> None:
         """Remove the files: the partition is stored."""
         if "_stored" in vars(self):
             self._output.remove(self._files())
+
+
+@dataclass(frozen=True)
+class Ending:
+    """What a function's calls had come to when a partition ended."""
+
+    function: str  # its token
+    concurrency: int
+    answered: float  # when a row was, in any partition of this process; 0 if none was
+    late: Sequence[float]  # when rows of the partition failed, since then
+    error: str  # of the first of these
+
+
+def refuse_late_failures(endings: Iterable[Ending], known_to_answer: bool) -> None:
+    """Refuse to store rows that failed where the server may have gone: no row was answered since.
+
+    Raises
+    ------
+    FunctionError
+        If as many rows as calls may wait failed at the end of a run; if no row ever had an answer,
+        for any failure.
+    """
+    by_function: dict[str, list[Ending]] = {}
+    for ending in endings:
+        by_function.setdefault(ending.function, []).append(ending)
+    for ended in by_function.values():
+        answered = max(end.answered for end in ended)
+        late = sorted((at, end.error) for end in ended for at in end.late if at > answered)
+        most = max(2, ended[0].concurrency)  # one row may fail by itself
+        if len(late) >= most or (late and not (answered or known_to_answer)):
+            advice = (
+                f". If the rows are at fault, a concurrency= of more than {len(late)} stores them"
+                if answered or known_to_answer
+                else ""
+            )
+            raise FunctionError(
+                f"{late[0][1]}. No row was answered after it, and {len(late)} failed: they are not "
+                "stored, as the server may have gone. When it answers, call checkpoint() again, "
+                f"which asks for the rows without an answer{advice}"
+            )
 
 
 def journal_owner(file: str) -> str | None:
@@ -592,17 +734,22 @@ _journal: ContextVar[RowJournal | None] = ContextVar("journal", default=None)
 
 
 @contextlib.contextmanager
-def journaled(output: OutputStore, name: str, run: str) -> Iterator[None]:
-    """Keep the results of ``map_rows`` in this thread, until the context ends without an error."""
+def journaled(output: OutputStore, name: str, run: str) -> Iterator[RowJournal]:
+    """Keep the results of ``map_rows`` in this thread, until the context ends without an error.
+
+    They stay if rows of the partition failed late.
+    """
     journal = RowJournal(output, name, run)
     token = _journal.set(journal)
     try:
-        yield
+        yield journal
     except BaseException:
         with contextlib.suppress(Exception):
-            if rows := journal.pending():
-                journal.write(rows)
+            journal.write(journal.pending())
         raise
     finally:
         _journal.reset(token)
-    journal.remove()
+    if journal.has_late_failures:
+        journal.write(journal.pending())
+    else:
+        journal.remove()

@@ -6,6 +6,7 @@ Results are arrays of NumPy or CuPy, tensors, or lists. Numbers are cast if that
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -27,7 +28,13 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
-from dask_image_ingest.ops.arrow_rows import ResultError, arrow_rows
+from dask_image_ingest.ops.arrow_rows import (
+    ResultError,
+    arrow_rows,
+    is_null,
+    storable_values,
+    with_none,
+)
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -81,6 +88,9 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     ResultError
         If there is not one value for each image, or the type cannot hold a value.
     """
+    values = with_none(values)
+    if isinstance(values, (list, tuple)):
+        values = [with_none(value) for value in values]
     if _is_text_or_bytes(type_):
         values = _text_or_bytes(name, values, type_)
         _check_count(name, (len(values),), count)
@@ -147,8 +157,25 @@ def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Back
             part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_, cast)
             for part in parts
         ]
-        return pa.concat_arrays(arrays), type_
+        return _concatenated(arrays), type_
     return backend.numpy.concatenate(parts), type_
+
+
+# A chunk of an Arrow column holds no more bytes of strings, by its 32-bit offsets.
+_MOST_BYTES = 2**31 - 1
+
+
+def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array | pa.ChunkedArray:
+    chunks: list[list[pa.Array]] = [[]]
+    nbytes = 0
+    for array in arrays:
+        nbytes += array.nbytes
+        if chunks[-1] and nbytes > _MOST_BYTES:
+            nbytes = array.nbytes
+            chunks.append([])
+        chunks[-1].append(array)
+    whole = [pa.concat_arrays(chunk) for chunk in chunks]
+    return whole[0] if len(whole) == 1 else pa.chunked_array(whole)
 
 
 def _is_rectangular(type_: pa.DataType) -> bool:
@@ -183,7 +210,7 @@ def _has_rows(values: Any, type_: pa.DataType) -> bool:
 
 
 def _has_none(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(item is None for item in value)
+    return isinstance(value, (list, tuple)) and any(map(is_null, value))
 
 
 def _length(value: Any) -> int | None:
@@ -210,11 +237,17 @@ def _check_exact(
 ) -> None:
     lossy = first_lossy(values, dtype, backend.numpy)
     if lossy is not None:
-        other = f"list<{values.dtype}>" if is_vector else values.dtype
-        raise ResultError(
-            f"{lossy} in {name!r}, which {dtype} can't hold",
-            f": say outputs={{{name!r}: '{other}'}}, or give values that it can",
-        )
+        raise _lossy(name, lossy, dtype, values.dtype.name, is_vector)
+
+
+def _lossy(
+    name: str, value: Any, dtype: np.dtype, other: str | None, is_vector: bool
+) -> ResultError:
+    """The error for a value that a type can't hold; ``other`` can."""
+    given = f"list<{other}>" if is_vector else other
+    advice = f"say outputs={{{name!r}: '{given}'}}, or " if other else ""
+    gave = f"{shown(value)} in {name!r}, which {dtype} can't hold"
+    return ResultError(gave, f": {advice}give values that it can")
 
 
 def _cast(name: str, values: Any, dtype: np.dtype) -> np.ndarray:
@@ -245,7 +278,7 @@ def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
         raise ResultError(
             f"{shown(values)} as {name!r}", f": give a list of {kind}, one for each image"
         )
-    values = values.tolist() if hasattr(values, "tolist") else list(values)
+    values = storable_values(values.tolist() if hasattr(values, "tolist") else list(values))
     if not _have_type(values, type_):
         other = next(value for value in values if not _have_type([value], type_))
         raise ResultError(
@@ -274,15 +307,69 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
         raise _not_numbers(name, values, dtype)
     try:
         array = as_array(values, backend)
-        if array.dtype == object:
-            # Python numbers; for floats, None becomes NaN, which is stored as null.
-            numbers = np.array(array.tolist(), np.float64 if dtype.kind == "f" else None)
-            array = backend.numpy.asarray(numbers)
+        if array.dtype == object or _may_be_rounded(values, array, dtype):
+            is_list = isinstance(values, (list, tuple))
+            rows = list(map(_as_python, values)) if is_list else array.tolist()
+            array = backend.numpy.asarray(_exact_numbers(name, rows, dtype))
+    except ResultError:
+        raise
     except (ValueError, TypeError, OverflowError) as error:
         raise _not_numbers(name, values, dtype) from error
     if array.dtype.kind not in "biuf":
         raise _not_numbers(name, values, dtype)
     return array
+
+
+def _may_be_rounded(values: Any, array: Any, dtype: np.dtype) -> bool:
+    """True if NumPy may have made float64 of a list of integers."""
+    if dtype.kind == "f" or array.dtype != np.float64 or not isinstance(values, (list, tuple)):
+        return False
+    return bool((abs(array) >= _MAX_EXACT).any())
+
+
+def _as_python(value: Any) -> Any:
+    return np.asarray(_on_host(value)).tolist() if hasattr(value, "__array__") else value
+
+
+def _exact_numbers(name: str, rows: list[Any], dtype: np.dtype) -> np.ndarray:
+    """Numbers as an array of a type; integers do not become floats on the way.
+
+    Raises
+    ------
+    ResultError
+        If the type can't hold one of them.
+    TypeError, ValueError
+        If one is no number.
+    """
+    objects = np.array(rows, object)
+    numbers = [*objects.flat]
+    for number in numbers:
+        if not _holds(dtype, number):
+            wider = (t for t in ("int64", "uint64") if all(_holds(np.dtype(t), n) for n in numbers))
+            other = "float64" if isinstance(number, float) else next(wider, None)
+            raise _lossy(name, number, dtype, other, objects.ndim > 1)
+    # For floats, None becomes NaN, which is stored as null.
+    return objects.astype(np.float64 if dtype.kind == "f" else dtype)
+
+
+def _holds(dtype: np.dtype, number: Any) -> bool:
+    """True if a type can hold a number of Python, floats rounded."""
+    if dtype.kind == "f":
+        try:
+            if number is not None:
+                math.isfinite(number)
+        except OverflowError:  # an integer of 309 digits
+            return False
+        return True
+    if not isinstance(number, (int, float, np.integer, np.floating, np.bool_)):
+        raise TypeError
+    if isinstance(number, (float, np.floating)):
+        number = float(number)
+        if not (abs(number) < _MAX_EXACT and number.is_integer()):
+            return False
+    if dtype.kind == "b":
+        return number in (0, 1)
+    return bool(np.iinfo(dtype).min <= int(number) <= np.iinfo(dtype).max)
 
 
 def _not_numbers(name: str, values: Any, dtype: np.dtype) -> ResultError:
@@ -394,7 +481,7 @@ def checked_images(name: str, values: Any, count: int, backend: Backend) -> list
         values = list(values)
     if isinstance(values, (list, tuple)):
         given, advice = f"a list of {len(values)}", ""
-        images = [None if value is None else as_array(value, backend) for value in values]
+        images = [None if is_null(value) else as_array(value, backend) for value in values]
         fits = len(values) == count
     else:
         batch = as_array(values, backend)

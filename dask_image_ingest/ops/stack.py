@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dask_image_ingest.arguments import check_unique, is_column, shown
+from dask_image_ingest.arguments import check_unique, shown
 from dask_image_ingest.decode import VALUE_TYPES, ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, stack_views
@@ -175,7 +175,7 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
 
     ``first`` is a frame with the first row of any partition, whose shape is required.
     """
-    if not is_column(column, frame.columns):
+    if column not in frame.columns:
         raise ArgumentError(f"the frame has no column {column!r}")
     check_unique([column], frame.columns)
     backend = backend_of(frame)

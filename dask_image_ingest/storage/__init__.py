@@ -17,6 +17,7 @@ from dask_image_ingest.storage.parquet_file import (
     ParquetSource,
     RowSpan,
     open_parquet,
+    unpacked_bytes,
 )
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
@@ -36,6 +37,7 @@ from dask_image_ingest.storage.remote_listing import Listings
 from dask_image_ingest.storage.search import Search
 from dask_image_ingest.storage.shard import (
     Shard,
+    as_folder,
     is_web,
     local_path,
 )
@@ -67,6 +69,7 @@ __all__ = [
     "RowSpan",
     "Search",
     "Shard",
+    "as_folder",
     "as_reader",
     "by_folder",
     "common_root",
@@ -90,5 +93,6 @@ __all__ = [
     "open_shard",
     "searches_of",
     "shard_name",
+    "unpacked_bytes",
     "with_pipes_allowed",
 ]

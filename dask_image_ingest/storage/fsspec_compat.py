@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import socket
-from typing import Any, TypeAlias
+from typing import Any
 
-import fsspec
 from fsspec.core import url_to_fs
 
 from dask_image_ingest.errors import (
@@ -16,8 +16,15 @@ from dask_image_ingest.errors import (
     safe_cause,
 )
 from dask_image_ingest.storage.settings import Settings, configured_settings
-from dask_image_ingest.storage.shard import as_sent, is_web, local_path
+from dask_image_ingest.storage.shard import (
+    FileSystem,
+    as_sent,
+    is_web,
+    local_path,
+    whole_key,
+)
 from dask_image_ingest.storage.streams import without_pipes_allowed
+from dask_image_ingest.texts import error_text
 
 
 def with_web_options(url: str, options: dict[str, Any]) -> dict[str, Any]:
@@ -79,13 +86,12 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
     except Exception as error:  # each remote file system has exceptions of its own
         # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
         is_hidden = isinstance(error, FileNotFoundError) and _is_failure(error.__cause__)
-        reason = error.__cause__ if is_hidden else error
+        reason = (error.__cause__ if is_hidden else None) or error
         if isinstance(reason, FileNotFoundError):
             raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
-        chain = (reason, reason.__cause__ if reason else None)
-        unreached = any(isinstance(cause, _UNREACHED) for cause in chain)
+        unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
-        raise ShardError(f"{url} cannot be read: {why}{type(reason).__name__}: {reason}") from error
+        raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
 
 
 def _is_failure(cause: BaseException | None) -> bool:
@@ -94,8 +100,6 @@ def _is_failure(cause: BaseException | None) -> bool:
         return not isinstance(cause, FileNotFoundError)
     return getattr(cause, "status", 404) not in (404, 410)
 
-
-FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
 # Protocol → extra of this package that installs its dependencies.
 _EXTRAS = {
@@ -117,7 +121,7 @@ _CACHES = ("filecache", "simplecache", "blockcache", "cached")
 
 
 def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileSystem, str]:
-    """The file system of a remote shard, and the shard's path in it.
+    """The file system of a remote shard or folder, and its path in it: no slash is lost.
 
     Raises
     ------
@@ -133,7 +137,8 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
     try:
         links = (as_sent(link) if is_web(link) else link for link in url.split("::"))
         options = with_web_options(url, without_pipes_allowed(storage_options))
-        return url_to_fs("::".join(links), **options)
+        fs, path = url_to_fs("::".join(links), **options)
+        return fs, whole_key(fs, url, path)
     except (ImportError, ValueError, TypeError, KeyError) as error:  # KeyError: an option twice
         protocol = url.partition("://")[0].rpartition("::")[2]
         extra = _EXTRAS.get(protocol)
@@ -149,6 +154,59 @@ def file_system(url: str, storage_options: dict[str, Any] | None) -> tuple[FileS
             error
         )
     except Exception as error:  # some file systems connect on creation
-        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from safe_cause(
-            error
-        )
+        raise ShardError(f"{url} cannot be read: {error_text(error)}") from safe_cause(error)
+
+
+# fsspec's info of a file.
+Info = dict[str, Any]
+
+
+def info_of(fs: FileSystem, path: str) -> Info:
+    """Info of a file or folder, as fsspec has it."""
+    if "//" in path and "://" not in path:
+        fs.invalidate_cache()  # gcsfs looks for a//b in its listing of a
+    info: Info = fs.info(path)
+    return info
+
+
+def name_below(folder: str, path: str) -> str | None:
+    """The part of a listed path below a folder; None if it is not there.
+
+    fsspec lists ``a`` for the folder ``a/`` of an object store, which is that of ``a//b.tar``.
+    """
+    folder, path = folder.lstrip("/"), path.lstrip("/")
+    if folder.endswith("/") and not path.startswith(f"{folder}/"):
+        return None
+    return path[len(folder) :].removeprefix("/")
+
+
+def find_below(fs: FileSystem, folder: str, prefix: str = "") -> dict[str, Info]:
+    """All files below a folder, at least those with a prefix, by their path below it."""
+    base = folder if "://" in folder else folder.rstrip("/") or folder
+    prefix = folder[len(base) :] + prefix
+    options = {"prefix": prefix} if prefix and supports_prefix(fs) else {}
+    found = fs.find(base, detail=True, **options)
+    named = ((name_below(folder, path), info) for path, info in found.items())
+    return {name: info for name, info in named if name is not None}
+
+
+def entries_in(fs: FileSystem, folder: str) -> dict[str, Info]:
+    """The files and folders directly in a folder, by name."""
+    if "://" in folder or folder.rstrip("/") in ("", folder):
+        return {
+            info["name"].rstrip("/").rpartition("/")[2]: info
+            for info in fs.ls(folder, detail=True)
+            # Neither the folder itself nor one in it without a name.
+            if info["name"].strip("/") != folder.strip("/")
+        }
+    entries: dict[str, Info] = {}
+    for below, info in find_below(fs, folder).items():
+        name, slash, _ = below.partition("/")
+        if not slash or name not in entries:
+            entries[name] = {**info, "type": "directory"} if slash else info
+    return entries
+
+
+def supports_prefix(fs: FileSystem) -> bool:
+    """True if a search of a folder takes the begin of names."""
+    return "prefix" in inspect.signature(getattr(fs, "_find", fs.find)).parameters

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dask_image_ingest.arguments import is_utf8, shown
-from dask_image_ingest.computing import LISTED, count, listing
+from dask_image_ingest.arguments import is_utf8, path_text, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.storage.open import refuse_special
 from dask_image_ingest.storage.patterns import (
@@ -27,7 +26,7 @@ from dask_image_ingest.storage.patterns import (
 )
 from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
 from dask_image_ingest.storage.search import ANY_DEPTH, Search, fits
-from dask_image_ingest.storage.shard import Shard, is_web, local_path
+from dask_image_ingest.storage.shard import Shard, as_folder, is_web, local_path
 from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
 from dask_image_ingest.url_secrets import url_identity
 
@@ -265,7 +264,6 @@ def _files_at(path: str, kind: FileKind, left_out: LeftOut, searched: bool) -> I
     elif kind.single and not is_utf8(path):
         left_out.add(_NOT_UTF8, path)
     elif stat.S_ISREG(status.st_mode):
-        count(LISTED)
         yield Shard(path, status.st_size, str(status.st_mtime_ns))
     elif searched:
         left_out.add("pipes, sockets and devices", path)
@@ -345,10 +343,7 @@ def find_shards(
     >>> find_shards("train-{000..003}.tar")[0]
     Shard(url='/.../train-000.tar', size=4177920, version='...', sidecar=None)
     """
-    patterns = _as_patterns(paths)
-    more = f" and {len(patterns) - 1} more" if len(patterns) > 1 else ""
-    with listing(f"{shown(patterns[0])}{more}"):
-        return _find(patterns, storage_options, kind)
+    return _find(_as_patterns(paths), storage_options, kind)
 
 
 def common_root(
@@ -369,7 +364,7 @@ def common_root(
             root = glob_root(url)
             roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", ANY_DEPTH)))
         else:
-            roots.append((url.rstrip("/"), True))
+            roots.append((as_folder(url), True))
     common = roots[0][0].split("/")
     for root, _ in roots[1:]:
         pairs = zip(common, root.split("/"), strict=False)
@@ -417,8 +412,7 @@ def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKi
             infos = list_folder(folder, storage_options, {})
         except (ShardError, ShardNotFoundError):
             return set()
-        found = [name for name, info in infos.items() if info["type"] == "directory"]
-        names = {name.rstrip("/").rpartition("/")[2] for name in found}
+        names = {name for name, info in infos.items() if info["type"] == "directory"}
     else:
         try:
             with os.scandir(path or "/") as entries:
@@ -481,20 +475,10 @@ def _as_patterns(paths: Any) -> list[str]:
         raise ArgumentError(
             f"paths must be a path, a URL or a list of them, not {type(paths).__name__}"
         )
-    patterns = [_as_pattern(path) for path in listed]
+    patterns = [path_text("paths", path) for path in listed]
     if not patterns:
         raise ArgumentError("paths is empty: give at least one path, glob, folder or URL")
     return patterns
-
-
-def _as_pattern(path: Any) -> str:
-    pattern = os.fspath(path) if isinstance(path, os.PathLike) else path
-    if not isinstance(pattern, str) or not pattern or "\0" in pattern or not is_utf8(pattern):
-        raise ArgumentError(
-            f"{shown(path)} is no path: a path is a str or an os.PathLike, of valid Unicode and "
-            "not empty"
-        )
-    return pattern
 
 
 def _expand_braces(pattern: str, exists: Callable[[str], bool]) -> list[str]:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fsspec_compat import translate_errors
-from dask_image_ingest.storage.reader import ByteReader, Memory, MemoryReader
+from dask_image_ingest.storage.reader import ByteReader, LazyBytes, Memory, MemoryReader
 from dask_image_ingest.storage.remote import open_remote
 from dask_image_ingest.storage.remote.fetch import request_threads
 from dask_image_ingest.storage.shard import Shard, changed, local_path
@@ -266,26 +266,44 @@ def open_file(
 
 
 class LazyReader(ByteReader):
-    """Reader that opens its shard on first access; the listed version must be there then."""
+    """Reader that opens its shard on first access; the listed version must be there then.
+
+    ``check`` is called with it first, and what it raises is raised by every access.
+    """
 
     def __init__(
-        self, shard: Shard, storage_options: dict[str, Any] | None, exit_stack: ExitStack
+        self,
+        shard: Shard,
+        storage_options: dict[str, Any] | None,
+        exit_stack: ExitStack,
+        check: Callable[[LazyBytes], None] | None = None,
     ) -> None:
         self.shard: Shard = shard
         self._storage_options = storage_options
         self._exit_stack = exit_stack
+        self._check = check
         #: The reader of the open shard; None before the first access.
         self._opened: ByteReader | None = None
+        #: What the check has raised.
+        self._refused: Exception | None = None
         self._lock = threading.Lock()
 
     @property
     def content(self) -> ByteReader:
         """The reader of the open shard."""
         with self._lock:
+            if self._refused is not None:
+                raise self._refused
             if self._opened is None:
                 self._opened = self._exit_stack.enter_context(
                     open_shard(self.shard.url, self._storage_options, self.shard)
                 )
+                try:
+                    if self._check is not None:
+                        self._check(self._opened)
+                except Exception as error:
+                    self._refused = error
+                    raise
             return self._opened
 
     def __len__(self) -> int:
@@ -305,7 +323,14 @@ class LazyReader(ByteReader):
 
 
 @contextmanager
-def open_late(shard: Shard, storage_options: dict[str, Any] | None) -> Iterator[ByteReader]:
-    """Open a shard lazily, on first access; the listed version must be there then."""
+def open_late(
+    shard: Shard,
+    storage_options: dict[str, Any] | None,
+    check: Callable[[LazyBytes], None] | None = None,
+) -> Iterator[ByteReader]:
+    """Open a shard lazily, on first access; the listed version must be there then.
+
+    ``check`` is called with the shard when it is open, and may refuse it.
+    """
     with ExitStack() as exit_stack:
-        yield LazyReader(shard, storage_options, exit_stack)
+        yield LazyReader(shard, storage_options, exit_stack, check)

@@ -125,7 +125,9 @@ class FileKind:
     def is_below(self, path: str) -> bool:
         """True if a search of a folder takes the file at this path below it."""
         parts = path.split("/")
-        return self.has(parts[-1]) and not any(part.startswith(self.hidden) for part in parts)
+        # Of a key of an object store, "." and ".." are names.
+        folders = (part for part in parts[:-1] if part not in (".", ".."))
+        return self.has(parts[-1]) and not any(part.startswith(self.hidden) for part in folders)
 
 
 class LeftOut:

@@ -5,21 +5,33 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
 
-from dask_image_ingest.computing import LISTED, count
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
+from dask_image_ingest.storage.fsspec_compat import (
+    Info,
+    entries_in,
+    file_system,
+    find_below,
+    info_of,
+    name_below,
+)
 from dask_image_ingest.storage.patterns import FileKind, LeftOut, glob_root, is_glob
 from dask_image_ingest.storage.remote import call_fsspec, version_of
-from dask_image_ingest.storage.shard import Shard, as_sent, is_web, split_url
+from dask_image_ingest.storage.search import ANY_DEPTH, Search
+from dask_image_ingest.storage.shard import (
+    FileSystem,
+    Shard,
+    as_folder,
+    as_sent,
+    is_object_store,
+    is_web,
+    split_url,
+)
 from dask_image_ingest.url_secrets import is_signed
 
 #: List a folder, which may hold millions of other files, for no fewer of its files than this.
 WORTH_A_LISTING = 8
 
 _REQUESTS_AT_ONCE = 32
-
-# fsspec's info of a file.
-Info = dict[str, Any]
 
 #: Folder → name → info: listings that the lookups of one read share.
 Listings = dict[str, dict[str, Info]]
@@ -73,12 +85,10 @@ def list_folder(
         entries = listings[folder] = {}  # stays if the request fails
         if web := is_web(folder):
             head, path, tail = split_url(folder)
-            folder = f"{head}{path.rstrip('/')}/{tail}"
+            folder = f"{head}{path}/{tail}"
         fs, path = file_system(folder, storage_options)
-        listed = call_fsspec(folder, fs.ls, path, detail=True)
-        count(LISTED, len(listed))
-        for entry in listed:
-            name = entry["name"].rstrip("/").rpartition("/")[2]
+        listed = call_fsspec(folder, entries_in, fs, path)
+        for name, entry in listed.items():
             entries[unquote(name.partition("?")[0]) if web else name] = entry
         return entries
     return listings[folder]
@@ -161,7 +171,8 @@ def _paths(folder_path: str, urls: list[str]) -> list[str]:
     if is_web(urls[0]):
         return [as_sent(url) for url in urls]
     names = [split_url(url)[1].rpartition("/")[2] for url in urls]
-    return [f"{folder_path.rstrip('/')}/{name}" if folder_path else name for name in names]
+    start = f"{folder_path}/" if folder_path.strip("/") else folder_path
+    return [start + name for name in names]
 
 
 def _search(
@@ -170,63 +181,63 @@ def _search(
     """Files of a kind below a folder, or those that match a glob."""
     head, path, tail = split_url(url)
     folder = path.endswith("/")
-    root = path.rstrip("/") if folder else glob_root(path)
+    root = split_url(as_folder(url))[1] if folder else glob_root(path)
     fs, fs_root = file_system(head + root + tail, storage_options)
     fs.invalidate_cache()
+    search = Search(url, kind)
+    parts = search.split()[1]
+    # fsspec's globs find no keys with empty parts.
+    has_empty = is_object_store(url) and ("//" in path or ANY_DEPTH in parts)
     try:
-        if folder:
-            entries = call_fsspec(url, fs.find, fs_root, detail=True)
+        if folder or has_empty:
+            entries = call_fsspec(url, find_below, fs, fs_root)
         else:
-            entries = call_fsspec(url, fs.glob, fs_root + path[len(root) :], detail=True)
+            found = call_fsspec(url, fs.glob, fs_root + path[len(root) :], detail=True)
+            entries = {name_below(fs_root, path) or "": info for path, info in found.items()}
     except ShardNotFoundError:
         return []
-    count(LISTED, len(entries))
     if not entries:
         _info(fs, fs_root, url)  # raises if the server is unreachable, which listings may hide
-    files: dict[str, str] = {}
+    files: dict[str, Info] = {}
     shards: list[Shard] = []
-    for name, entry in entries.items():
-        below = name.strip("/")[len(fs_root.strip("/")) :].strip("/")
-        match = "/".join(filter(None, (root, below)))
+    for below, entry in entries.items():
+        file = f"{head}{root}/{below}{tail}" if root else f"{head}{below}{tail}"
         is_folder = entry["type"] == "directory"
-        if folder:
-            wanted = kind.is_below(below)
+        if folder or has_empty:
+            wanted = search.takes(below, parts)
         else:
-            wanted = kind.is_meant(path, match.rpartition("/")[2], is_folder)
+            wanted = kind.is_meant(path, below.rstrip("/").rpartition("/")[2], is_folder)
         if wanted and is_folder:
-            shards += _search(f"{head}{match}/{tail}", storage_options, kind, left_out)
+            inner = f"{split_url(as_folder(file))[1]}/"
+            shards += _search(f"{head}{inner}{tail}", storage_options, kind, left_out)
         elif wanted:
-            files[head + match + tail] = name
+            files[file] = entry
         elif folder and kind.has_suffix(below):
-            left_out.add("hidden files and folders", head + match + tail)
+            left_out.add("hidden files and folders", file)
     # Listings of web pages have no sizes.
-    unsized = {file: name for file, name in files.items() if entries[name].get("size") is None}
+    unsized = {file: entry["name"] for file, entry in files.items() if entry.get("size") is None}
     infos = _infos(fs, list(unsized.values()), list(unsized))
-    for (file, name), info in zip(unsized.items(), infos, strict=True):
+    for file, info in zip(unsized, infos, strict=True):
         if info is None:
             if not kind.single:
                 raise ShardNotFoundError(f"{file} is listed, and does not exist")
             left_out.add("links to nothing", file)
             del files[file]
         else:
-            entries[name] = info
-    return shards + [shard_of(file, entries[name]) for file, name in files.items()]
+            files[file] = info
+    return shards + [shard_of(file, info) for file, info in files.items()]
 
 
 def _infos(
     fs: FileSystem, paths: list[str], urls: list[str], beside: bool = False
 ) -> list[Info | None]:
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE if fs.async_impl else 1) as pool:
-        infos = []
-        for info in pool.map(lambda path, url: _info(fs, path, url, beside), paths, urls):
-            infos.append(info)
-            count(LISTED, info is not None)
-        return infos
+        return [*pool.map(lambda path, url: _info(fs, path, url, beside), paths, urls)]
 
 
 def _info(fs: FileSystem, path: str, url: str, beside: bool = False) -> Info | None:
     try:
-        info: Info = call_fsspec(url, fs.info, path)
+        info: Info = call_fsspec(url, info_of, fs, path)
     except ShardNotFoundError:
         return None
     except ShardError:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dask_image_ingest.storage.patterns import FileKind, glob_root, is_glob
-from dask_image_ingest.storage.shard import identities, local_path
+from dask_image_ingest.storage.shard import as_folder, identities, local_path, start_of
 
 #: The part of a glob that stands for any number of folders.
 ANY_DEPTH = "**"
@@ -31,28 +31,34 @@ class Search:
 
     def first_found(self, urls: Iterable[str]) -> str | None:
         """The first of these paths and URLs that the search would take, once a file is there."""
-        pattern = self.pattern.rstrip("/")
-        path = local_path(pattern)
-        is_folder = not is_glob(pattern) or (path is not None and os.path.lexists(path))
-        root = pattern if is_folder else glob_root(pattern)
-        parts = [] if is_folder else pattern[len(root) :].strip("/").split("/")
+        root, parts = self.split()
         folders: dict[str, str] = {}
-        tops = [(*name[:2], f"{name[2].rstrip('/')}/") for name in _names(root or "/", folders)]
+        tops = [start_of(name) for name in _names(root or "/", folders)]
         for url in urls:
             for kind, host, at in _names(url, folders):
                 for above, of, top in tops:
                     inside = (kind, host) == (above, of) and at.startswith(top)
-                    if inside and self._takes(at[len(top) :].split("/"), parts):
+                    if inside and self.takes(at[len(top) :], parts):
                         return url
         return None
 
-    def _takes(self, names: Sequence[str], parts: Sequence[str]) -> bool:
-        """True for a path of these names below the root, and the parts of the pattern below it."""
+    def split(self) -> tuple[str, list[str]]:
+        """The folder above all that is found, and the parts of the pattern below it."""
+        path = local_path(self.pattern)
+        is_folder = self.pattern.endswith("/") or not is_glob(self.pattern)
+        if is_folder or (path is not None and os.path.lexists(path)):
+            return as_folder(self.pattern), []
+        root = glob_root(self.pattern)
+        return root, self.pattern[len(root) + 1 :].split("/")
+
+    def takes(self, below: str, parts: Sequence[str]) -> bool:
+        """True if it takes a file at this path below its folder, whose `split` gave ``parts``."""
+        names = below.split("/")
         return any(
             self._is_meant(names[:count]) and self.kind.is_below("/".join(names[count:]))
             if count < len(names)
             else self.kind.is_meant(self.pattern, names[-1], folder=False)
-            for count in _matched(names, parts)
+            for count in _matched(names, parts, local_path(self.pattern) is not None)
         )
 
     def _is_meant(self, folder: Sequence[str]) -> bool:
@@ -67,13 +73,13 @@ def _names(url: str, folders: dict[str, str]) -> set[tuple[str, str, str]]:
     return identities(url, folders) | as_given
 
 
-def _matched(names: Sequence[str], parts: Sequence[str]) -> set[int]:
+def _matched(names: Sequence[str], parts: Sequence[str], hides: bool) -> set[int]:
     """Numbers of first names that the parts of a pattern match, in every way there is."""
     reached = {0}
     for part in parts:
         steps = set(reached) if part == ANY_DEPTH else set()
         for count in reached:
-            while count < len(names) and fits(names[count], part):
+            while count < len(names) and fits(names[count], part, hides):
                 count += 1
                 steps.add(count)
                 if part != ANY_DEPTH:
@@ -82,8 +88,11 @@ def _matched(names: Sequence[str], parts: Sequence[str]) -> set[int]:
     return reached
 
 
-def fits(name: str, part: str) -> bool:
-    """True if a part of a pattern matches a name; hidden ones only if it begins with a dot."""
-    if name.startswith(".") and not part.startswith("."):
+def fits(name: str, part: str, hides: bool = True) -> bool:
+    """True if a part of a pattern matches a name.
+
+    Where it ``hides``, as on a disk, names with a dot match only one that begins with it.
+    """
+    if hides and name.startswith(".") and not part.startswith("."):
         return False
     return part == ANY_DEPTH or fnmatch.fnmatchcase(name, part)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 from urllib.parse import quote
 
 import fsspec
@@ -14,7 +15,13 @@ from fsspec.registry import known_implementations
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.url_secrets import UrlHolder, url_identity
 
+FileSystem: TypeAlias = fsspec.AbstractFileSystem
+
 _WEB = ("http://", "https://")
+
+#: Protocols of object stores. Their keys are names and no paths: ``a//b.tar``, ``a/./b.tar`` and
+#: ``a/b.tar`` are three files.
+OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
 
 # Punctuation that is sent as it is: a % is part of an encoded character.
 _IN_PATH = "!$%&'()*+,-./:;=@[]_|~"
@@ -49,6 +56,34 @@ def split_url(url: str) -> tuple[str, str, str]:
     return head, path, tail
 
 
+def is_object_store(url: str) -> bool:
+    """True for a URL of an object store: there ``a/`` is a folder in ``a``, and ``..`` a name."""
+    return url.partition("://")[0] in OBJECT_STORES
+
+
+def as_folder(url: str) -> str:
+    """The URL of a folder as it precedes a slash and a name: without the one that a user gives.
+
+    Other slashes at its end are empty names in an object store.
+    """
+    if local_path(url) is not None:
+        return url.rstrip("/")
+    head, path, tail = split_url(url)
+    return head + (path.removesuffix("/") if is_object_store(url) else path.rstrip("/")) + tail
+
+
+def whole_key(fs: type[FileSystem] | FileSystem, url: str, path: str) -> str:
+    """The path that fsspec gives for a URL, with all slashes at its end, which fsspec may drop.
+
+    Only of object stores: elsewhere they mean nothing.
+    """
+    protocols = [fs.protocol] if isinstance(fs.protocol, str) else fs.protocol
+    if OBJECT_STORES.isdisjoint(protocols):
+        return path
+    key = split_url(url)[1]
+    return path.rstrip("/") + key[len(key.rstrip("/")) :]
+
+
 def as_sent(url: str) -> str:
     """A URL of the web as it is requested: as it was given, byte for byte.
 
@@ -73,6 +108,12 @@ def identities(url: str, folders: dict[str, str] | None = None) -> set[tuple[str
     return {_identity(link, {} if folders is None else folders) for link in links}
 
 
+def start_of(folder: tuple[str, str, str]) -> tuple[str, str, str]:
+    """How the identities of what is below a folder begin, by one of the folder's own."""
+    kind, host, path = folder
+    return kind, host, path if path == "/" and kind == "file" else f"{path}/"
+
+
 def _identity(url: str, folders: dict[str, str]) -> tuple[str, str, str]:
     local = local_path(url)
     if local is not None:
@@ -91,7 +132,7 @@ def _identity(url: str, folders: dict[str, str]) -> tuple[str, str, str]:
     name = kind.protocol if isinstance(kind.protocol, str) else kind.protocol[0]
     # Some file systems have the host in the path, and some apart from it.
     host = kind._get_kwargs_from_urls(url).get("host") or ""
-    return name, host, kind._strip_protocol(url)
+    return name, host, whole_key(kind, url, kind._strip_protocol(url))
 
 
 @dataclass(frozen=True, slots=True, repr=False)

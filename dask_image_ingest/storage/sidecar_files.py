@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 from urllib.parse import unquote
 
-from dask_image_ingest.computing import listing
 from dask_image_ingest.errors import ShardNotFoundError
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system, translate_errors
+from dask_image_ingest.storage.fsspec_compat import (
+    Info,
+    file_system,
+    find_below,
+    supports_prefix,
+    translate_errors,
+)
 from dask_image_ingest.storage.listing import find_local_file
 from dask_image_ingest.storage.patterns import COMBINED_INDEX, without_suffix
 from dask_image_ingest.storage.remote import call_fsspec
 from dask_image_ingest.storage.remote_listing import (
     WORTH_A_LISTING,
-    Info,
     Listings,
     exists_remote,
     find_files,
@@ -49,11 +52,11 @@ def shard_name(url: str) -> str:
 
 
 def inside(folder: str, name: str) -> str:
-    """The path or URL of a file in a folder."""
+    """The path or URL of a file in a folder, which is one of `folder_of` or `as_folder`."""
     if local_path(folder) is not None:
         return os.path.join(folder, name)
     head, path, tail = split_url(folder)
-    return f"{head}{path.rstrip('/')}/{name}{tail}"
+    return f"{head}{path}/{name}{tail}"
 
 
 def by_folder(shards: Iterable[Shard]) -> list[tuple[str, list[Shard]]]:
@@ -103,7 +106,7 @@ def folder_entries(
     names = (shard_name(shard.url) for shard in shards)
     stems = {name.partition(".")[0] or name for name in names}
     fs, _ = file_system(folder, storage_options)
-    if len(stems) >= WORTH_A_LISTING or not _supports_prefix(fs):
+    if len(stems) >= WORTH_A_LISTING or not supports_prefix(fs):
         return list_folder(folder, storage_options, listings)
     listings[folder] = {}  # stays if the request fails
     entries = call_fsspec(folder, _with_prefix, folder, stems, storage_options)
@@ -125,16 +128,9 @@ def _with_prefix(
     common = os.path.commonprefix(sorted(stems))  # noqa: RUF071 - of names in one folder
     entries: dict[str, Info] = {}
     for prefix in (common, COMBINED_INDEX):
-        for path, info in fs.find(root, prefix=prefix, detail=True).items():
-            parent, _, name = path.rstrip("/").rpartition("/")
-            if parent.strip("/") == root.strip("/"):
-                entries[name] = info
+        found = find_below(fs, root, prefix).items()
+        entries |= {name: info for name, info in found if "/" not in name}
     return entries
-
-
-def _supports_prefix(fs: FileSystem) -> bool:
-    find = getattr(fs, "_find", fs.find)
-    return "prefix" in inspect.signature(find).parameters
 
 
 def find_beside(
@@ -150,10 +146,9 @@ def find_beside(
     """
     urls = [_beside(shard.url, suffix) for shard in shards]
     candidates = list(filter(None, urls))
-    with listing(f"the {suffix} files beside the shards"):
-        files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
-        remote = [url for url in candidates if local_path(url) is None]
-        files |= find_files(remote, storage_options, listings)
+    files = {url: find_local_file(url) for url in candidates if local_path(url) is not None}
+    remote = [url for url in candidates if local_path(url) is None]
+    files |= find_files(remote, storage_options, listings)
     return [None if url is None else files[url] for url in urls]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
@@ -18,8 +19,6 @@ from dask_image_ingest.arguments import (
     check_frame,
     check_path,
     check_storage_options,
-    is_utf8,
-    shown,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
@@ -38,6 +37,7 @@ from dask_image_ingest.storage.output import refuse_sources
 from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,
+    check_title,
     columns_chart,
     refuse_no_page,
 )
@@ -76,8 +76,8 @@ def gallery(
         The file to write, which needs no other file; None, for a notebook that shows the result,
         writes none.
     n
-        Images on the contact sheet, sampled from partitions all over the frame. Only these are
-        decoded.
+        Images on the contact sheet, at even distances over all rows, whatever the partitions are.
+        Only these are decoded.
     columns
         Columns to show below each thumbnail: its title, then captions or scores. By default
         ``__key__``, if the frame has it.
@@ -117,13 +117,12 @@ def gallery(
         check_path("path", path)
     check_flag("decode", decode)
     storage_options = check_storage_options(storage_options)
-    if title is not None and not (isinstance(title, str) and is_utf8(title)):
-        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
+    check_title(title)
     if path is not None:
         refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame
-    sheet = make_thumbnails(frame, n, size, columns, storage_options, spread=True, mask=mask)
-    counts = count_headers(counted, decode)
+    counts, lengths = count_headers(counted, decode)
+    sheet = make_thumbnails(frame, n, size, columns, storage_options, lengths, mask=mask)
     encoded = f"{format_bytes(counts['nbytes'].sum())} encoded · " if "nbytes" in frame else ""
     title = title or _default_title(frame)
     sheet = sheet.below(
@@ -167,15 +166,22 @@ def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     return decode_references(rows, decode)
 
 
-def count_headers(frame: Any, decode: bool = False) -> pd.DataFrame:
-    """Counts of images by header, in one pass; with ``decode``, also by error."""
+def count_headers(frame: Any, decode: bool = False) -> tuple[pd.DataFrame, list[int]]:
+    """Counts of images by header, with ``decode`` also by error; and the rows of each partition."""
     names = [*_HEADER, *(["error"] if decode else [])]
     narrow = select_columns(frame, [name for name in frame.columns if name in names])
-    return reduce_partitions(narrow, _count_partition, add_counts)
+    return reduce_partitions(narrow, _count_partition, _merge_counts)
 
 
-def _count_partition(frame: Any) -> pd.DataFrame:
-    return count_images(backend_of(frame).to_arrow(frame).to_pandas())
+def _count_partition(frame: Any) -> tuple[pd.DataFrame, list[int]]:
+    return count_images(backend_of(frame).to_arrow(frame).to_pandas()), [len(frame)]
+
+
+def _merge_counts(
+    results: Sequence[tuple[pd.DataFrame, list[int]]],
+) -> tuple[pd.DataFrame, list[int]]:
+    tables, lengths = zip(*results, strict=True)
+    return add_counts(tables), list(itertools.chain(*lengths))
 
 
 def histograms(counts: pd.DataFrame) -> dict[str, dict[str, int]]:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import base64
 import os
-import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from html import escape
 from os import PathLike
-from pathlib import Path
+from typing import Any
 
-from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.arguments import is_utf8, shown
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.storage.output import PAGE_ADVICE, open_output, translate_write_errors
 
 STYLE = """
 .dii-sheet { display: grid; gap: 14px; align-items: start;
@@ -73,6 +74,7 @@ _CHART_STYLE = """
 """
 
 _WIDTH, _HEIGHT = 320, 150
+_BARS = 8
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
@@ -86,20 +88,14 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
         If the file cannot be written.
     """
     refuse_no_page(path)
-    folder, name = os.path.split(os.fspath(path))
-    temporary = Path(folder, f".{name[:200]}.{uuid.uuid4().hex}.part")
+    folder, name = os.path.split(os.path.abspath(path))
+    with translate_write_errors(os.fspath(path), PAGE_ADVICE):
+        os.stat(folder)  # none is made: its name may be misspelt
+    output = open_output(folder, PAGE_ADVICE, None)
     try:
-        try:
-            temporary.touch(exist_ok=False)  # exclusively: follows no link
-            temporary.write_text(html, encoding="utf-8")
-            temporary.replace(path)
-        finally:
-            temporary.unlink(missing_ok=True)
-    except OSError as error:
-        raise ExportError(
-            f"{os.fspath(path)} cannot be written: {error.strerror or error}. Make room there, or "
-            "write it elsewhere"
-        ) from error
+        output.put(name, html.encode())
+    finally:
+        output.remove_empty_staging()
 
 
 def refuse_no_page(path: str | os.PathLike[str]) -> None:
@@ -126,6 +122,12 @@ def page(title: str, body: str, style: str = "") -> str:
         f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{_CHART_STYLE}{style}</style></head>"
         f"<body>{body}</body></html>\n"
     )
+
+
+def check_title(title: Any) -> None:
+    """Refuse a title that is no text."""
+    if title is not None and not (isinstance(title, str) and is_utf8(title)):
+        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
 
 
 def columns_chart(
@@ -160,9 +162,11 @@ def columns_chart(
 
 
 def bars_chart(title: str, note: str, counts: Mapping[str, int], kind: str = "") -> str:
-    """Bar chart of the eight largest counts, the longest bar first."""
-    most = max(counts.values(), default=0)
-    ordered = sorted(counts.items(), key=lambda item: -item[1])[:8]
+    """Bar chart, the longest bar first; of more than eight counts, the smallest are one bar."""
+    ordered = sorted(counts.items(), key=lambda item: -item[1])
+    if rest := ordered[_BARS - 1 :] if len(ordered) > _BARS else []:
+        ordered[_BARS - 1 :] = [(f"{len(rest)} others", sum(count for _, count in rest))]
+    most = max((count for _, count in ordered), default=0)
     elements = []
     for number, (label, count) in enumerate(ordered):
         y = number * 22
@@ -246,6 +250,7 @@ class Thumbnails:
 
     def save(self, path: str | PathLike[str], title: str | None = None) -> None:
         """Write the sheet as an HTML page that needs no other file; ``title`` is its heading."""
+        check_title(title)
         heading = "" if title is None else f"<h1>{escape(title)}</h1>"
         write_page(path, page(title or "Images", heading + self._above + self.html()))
 
@@ -257,7 +262,7 @@ class Card:
     jpeg: bytes | None
     shape: tuple[int, int] | None  # to show the JPEG at: height, width
     error: str | None
-    texts: dict[str, str]  # by column; the first is the title
+    texts: dict[Any, str]  # by column; the first is the title
     facts: str  # size and format, in words
 
     def html(self) -> str:
@@ -288,8 +293,8 @@ class Card:
         )
 
 
-def _text(name: str, text: str) -> str:
-    label = f'<span class="dii-name">{escape(name)}</span>'
+def _text(name: Any, text: str) -> str:
+    label = f'<span class="dii-name">{escape(str(name))}</span>'
     if len(text) <= _FOLDED:
         return f'<span class="dii-text">{label} {escape(text)}</span>'
     return (

@@ -17,6 +17,7 @@ import pandas as pd
 from dask.dataframe.dispatch import concat
 from dask.utils import format_bytes
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import (
     check_storage_options,
     check_unique,
@@ -24,7 +25,7 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset.plan import select_columns
+from dask_image_ingest.dataset.plan import RowsAt, select_columns
 from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.dataset.schema import image_field
 from dask_image_ingest.decode import LARGEST_SIZE
@@ -34,9 +35,6 @@ from dask_image_ingest.ops import encode, small_images
 from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view.page import Card, Thumbnails
 from dask_image_ingest.view.references import at_size, decode_small, references_of_images
-
-# Partitions that `spread_rows` computes, at most.
-_MAX_PARTITIONS = 25
 
 
 def first_rows(frame: Any, n: int) -> Any:
@@ -53,31 +51,29 @@ def first_rows(frame: Any, n: int) -> Any:
     return concat(parts).head(n)
 
 
-def spread_rows(frame: Any, n: int) -> Any:
-    """Compute ``n`` rows from all over the frame, in its order."""
-    if not isinstance(frame, FrameBase):
-        shown = min(n, len(frame))
-        return frame.iloc[[row * len(frame) // shown for row in range(shown)]]
-    count = min(frame.npartitions, n, _MAX_PARTITIONS)
-    chosen = [frame.npartitions * i // count for i in range(count)]
-    parts = dask.compute(*_heads(frame, chosen, n))
-    lengths = _split_evenly([len(part) for part in parts], n)
-    rows = concat([part.head(length) for length, part in zip(lengths, parts, strict=True)])
-    return rows if len(rows) == n else first_rows(frame, n)
-
-
-def _split_evenly(available: Sequence[int], n: int) -> list[int]:
-    """Divide ``n`` as evenly as possible among parts of which so many rows are ``available``."""
-    shares = [0] * len(available)
-    while n and shares != list(available):
-        for i, most in enumerate(available):
-            if n and shares[i] < most:
-                shares[i], n = shares[i] + 1, n - 1
-    return shares
-
-
 def _heads(frame: Any, partitions: Sequence[int], n: int) -> list[Any]:
     return [frame.partitions[number].head(n, compute=False) for number in partitions]
+
+
+def spread_rows(frame: Any, n: int, lengths: Sequence[int]) -> Any:
+    """Compute ``n`` rows at even distances, in order: the same ones for any partitions.
+
+    ``lengths`` has the number of rows of each partition. Like any filter by metadata, the choice
+    comes before the decode.
+    """
+    total = sum(lengths)
+    chosen = np.arange(min(n, total)) * total // max(min(n, total), 1)
+    if not isinstance(frame, FrameBase):
+        return frame.iloc[chosen]
+    ends = np.cumsum(lengths)
+    parts = np.searchsorted(ends, chosen, "right")
+    needed = np.unique(parts).tolist()
+    if not needed:
+        return first_rows(frame, n)
+    positions = tuple((chosen - (ends - lengths)[parts])[parts == part] for part in needed)
+    part = frame.partitions[needed]
+    mask = RowsAt(part[[]].expr, positions)
+    return dx.new_collection(dx.Filter(part.expr, mask)).compute()
 
 
 def overlay_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
@@ -137,12 +133,12 @@ def make_thumbnails(
     size: int,
     columns: Sequence[str] | None,
     storage_options: dict[str, Any] | None = None,
-    spread: bool = False,
+    lengths: Sequence[int] | None = None,
     *,
     image: str | None = None,
     mask: str | None = None,
 ) -> Thumbnails:
-    """Thumbnails of the first ``n`` rows, or, with ``spread``, of rows from all over the frame."""
+    """Thumbnails of the first ``n`` rows; of `spread_rows` with the ``lengths`` of partitions."""
     if columns is None:
         columns = [name for name in frame.columns if name == "__key__"]
     columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
@@ -164,7 +160,7 @@ def make_thumbnails(
     images = [] if has_locations else [image, *({mask} - {None})]
     needed = list(dict.fromkeys([*texts, *facts, *images]))
     check_unique(needed, frame.columns)
-    sample = spread_rows if spread else first_rows
+    sample = first_rows if lengths is None else functools.partial(spread_rows, lengths=lengths)
     referenced = references_of_images(frame, needed, storage_options)
     decodes = None if referenced is None else at_size(referenced[1], image, size, mask)
     if referenced is None or decodes is None:
@@ -192,9 +188,14 @@ def _cards(
         if array is not None and labels is not None:
             arrays[row] = overlay_labels(array, backend.host(labels))
     names = list(dict.fromkeys([*texts, *facts, *(["error"] if "error" in rows.columns else [])]))
-    records = backend.to_arrow(rows[names]).to_pylist() if names else [{}] * len(arrays)
+    values = []
+    if names:
+        table = rows[names]
+        table.columns = list(map(str, range(len(names))))  # Arrow takes no other names than texts
+        values = [column.to_pylist() for column in backend.to_arrow(table).columns]
     cards = []
-    for array, record in zip(arrays, records, strict=True):
+    for row, array in enumerate(arrays):
+        record = {name: column[row] for name, column in zip(names, values, strict=True)}
         facts_of_image = {name: record.get(image_field(image, name)) for name in _HEADER}
         error = record.get(image_field(image, "error")) or record.get("error")
         texts_of_row = {name: without_secrets(_value_text(record[name])) for name in texts}

@@ -33,6 +33,14 @@ def test_images_are_thumbnails_and_the_rest_is_as_pandas_has_it():
     assert cells[2] == "&lt;b&gt;"
 
 
+def test_no_text_is_taken_for_the_place_of_a_picture():
+    texts = ["\ue0d10.1\ue0d2", "\ue0d17.99\ue0d2", "\ue0d10.0\ue0d2" * 4]
+    frame = small_frame([7, 9, 200]).assign(txt=texts)
+    html = frame_html(frame)
+    assert len(pictures(html)) == 3
+    assert all(text in html for text in texts)
+
+
 def test_only_rows_that_are_shown_are_encoded():
     frame = small_frame([number % 250 for number in range(500)])
     assert len(pictures(frame_html(frame))) == pd.get_option("display.min_rows")

@@ -13,7 +13,9 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
+from arrow_values import OTHERS, PLAIN, UNREAD, nested
 from query_answers import answer
 from witnesses import contents
 
@@ -516,7 +518,7 @@ def test_another_checkpoint_in_the_folder_of_an_export_does_no_harm(job, tmp_pat
 
 
 @pytest.mark.parametrize(
-    "options", [{"version": 1}, {"version": ""}, {"overwrite": "yes"}, {"path": ""}, {"path": 3}]
+    "options", [{"version": 1}, {"version": ""}, {"overwrite": "yes"}, {"path": ""}]
 )
 def test_arguments_that_make_no_sense_are_refused(options, job, tmp_path):
     with pytest.raises(ArgumentError, match=next(iter(options))):
@@ -556,3 +558,36 @@ def test_a_folder_that_is_read_is_not_written_to(overwrite, shards, tmp_path):
     dii.checkpoint(dii.checkpoint(frame, tmp_path / "one"), tmp_path / "two")
     with pytest.raises(ExportError, match=r"the frame reads .*, which lies in"):
         dii.checkpoint(dii.checkpoint(frame, tmp_path / "one"), tmp_path / "one", overwrite=True)
+
+
+def test_values_of_every_arrow_type_come_back_as_they_were(folder, tmp_path):
+    by_function, assigned = (
+        {
+            f"{origin}{number}": each
+            for number, each in enumerate(each for a in arrays for each in (a, *nested(a)))
+        }
+        for origin, arrays in (("f", PLAIN), ("c", [*OTHERS, *UNREAD]))
+    )
+
+    def made(keys):
+        return {name: array.to_pylist() for name, array in by_function.items()}
+
+    def with_columns(frame):
+        columns = {
+            name: pd.arrays.ArrowExtensionArray(pa.chunked_array([array[: len(frame)]]))
+            for name, array in assigned.items()
+        }
+        return frame.assign(**columns)
+
+    read = dii.read_webdataset_images(folder, decode=False).partitions[:1]
+    first = read.map_partitions(lambda frame: frame[:3], meta=read._meta)
+    outputs = {name: array.type for name, array in by_function.items()}
+    ddf = first.images.map_batches(made, outputs, inputs=["__key__"], skip_missing=False)
+    ddf = ddf.map_partitions(with_columns, meta=with_columns(ddf._meta))
+    want, got = ddf.compute(), dii.checkpoint(ddf, tmp_path / "kept").compute()
+    assert len(got) == 3
+    for name, array in (by_function | assigned).items():
+        assert got[name].dtype == want[name].dtype, name
+        for frame in (want, got):
+            column = pa.array(frame[name])
+            assert column.cast(array.type).equals(array), name

@@ -45,6 +45,7 @@ def test_duplicates_names_each_and_the_one_that_stays(copies, capsys):
     assert 2**24 < told.pop("peak_memory") < 2**40
     assert told == {
         "samples": 4,
+        "unknown": 0,
         "duplicates": 1,
         "skipped": [],
         "groups": [
@@ -207,6 +208,20 @@ def test_a_collection_without_duplicates_is_fine(shards, capsys):
     paths = [str(shard) for shard in shards]
     assert cli.main(["duplicates", *paths, "--by", "bytes"]) == 0
     assert capsys.readouterr().out == "24 samples, 0 duplicates\n"
+
+
+def test_images_that_cannot_be_compared_are_told_and_no_success(photos, tmp_path, capsys):
+    half = photos[1].encoded[: len(photos[1].encoded) // 2]
+    damaged = {"cut.jpg": half, "text.jpg": b"no image", "empty.jpg": b""}
+    for by, unknown in {"pdq": 3, "pixels": 3, "bytes": 2}.items():
+        shard = tmp_path / f"{by}.tar"
+        shard.write_bytes(tar({"a.jpg": photos[6].encoded, **damaged}))
+        assert cli.main(["duplicates", str(shard), "--by", by]) == 1
+        text = f"4 samples, 0 duplicates, {unknown} without an image that decodes\n"
+        assert capsys.readouterr().out == text
+        assert cli.main(["duplicates", str(shard), "--by", by, "--json"]) == 1
+        told = json.loads(capsys.readouterr().out)
+        assert (told["samples"], told["unknown"], told["duplicates"]) == (4, unknown, 0)
 
 
 def test_quality_counts_issues_and_names_who_has_them(tmp_path, capsys):

@@ -105,6 +105,7 @@ def test_head_prints_every_type_of_a_parquet_file_beside_the_shard(tmp_path, cap
         "hour": pa.scalar(moment.time()),
         "lasts": pa.scalar(datetime.timedelta(days=1, seconds=2)),
         "price": pa.scalar(Decimal("12.30")),
+        "small": pa.scalar(0.1, pa.float32()),
         "raw": pa.scalar(b"\x00\xff"),
         "infinite": pa.scalar(float("inf")),
         "nested": pa.scalar([{"when": moment, "raw": b"a"}]),
@@ -116,15 +117,16 @@ def test_head_prints_every_type_of_a_parquet_file_beside_the_shard(tmp_path, cap
     options = ["-n", 1, "--json", "--read-sidecar", "parquet"]
     status, out, _ = run(capsys, "head", tmp_path, *options)
     assert status == 0
-    (row,) = json.loads(out, parse_constant=pytest.fail)
+    (row,) = json.loads(out, parse_constant=pytest.fail, parse_float=Decimal)
     assert {name: row[name] for name in values} == {
         "when": "2020-01-02T03:04:05.678901",
         "nanoseconds": "2020-01-02T03:04:05.678901",
         "zoned": "2020-01-02T03:04:05.678901+00:00",
         "day": "2020-01-02",
         "hour": "03:04:05.678901",
-        "lasts": "1 day, 0:00:02",
-        "price": "12.30",
+        "lasts": "P1DT0H0M2S",
+        "price": Decimal("12.30"),
+        "small": Decimal("0.1"),
         "raw": "AP8=",
         "infinite": None,
         "nested": [{"when": "2020-01-02T03:04:05.678901", "raw": "YQ=="}],

@@ -1,24 +1,18 @@
-"""With an asynchronous client a read does not wait, and what has to wait is an error at once."""
+"""With an asynchronous client a read waits for nothing, and what has to wait is Dask's error."""
 
 import asyncio
 import warnings
 
 import dask
 import pytest
-from distributed import Client, Scheduler
+from distributed import Client
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import partitioning
 
 pytestmark = pytest.mark.slow
 
 
-def test_a_read_waits_for_nothing_and_knows_the_workers(cluster, shards, monkeypatch):
-    def sleep(seconds):
-        raise AssertionError("the event loop is blocked")
-
-    monkeypatch.setattr(partitioning.time, "sleep", sleep)
-
+def test_a_read_waits_for_no_worker(cluster, shards):
     async def main():
         async with Client(cluster.scheduler_address, asynchronous=True) as client:
             with warnings.catch_warnings(action="error"):
@@ -31,20 +25,7 @@ def test_a_read_waits_for_nothing_and_knows_the_workers(cluster, shards, monkeyp
         assert asyncio.run(main()) == (24, 24)
 
 
-def test_a_client_that_knows_no_worker_says_so(shards):
-    async def main():
-        async with (
-            Scheduler(port=0, dashboard_address=":0") as scheduler,
-            Client(scheduler.address, asynchronous=True),
-        ):
-            with pytest.warns(UserWarning, match=r"knows no worker yet.* await client\.wait_for"):
-                dii.read_webdataset_images(shards, backend="pandas")
-
-    with dask.config.set(scheduler=None):
-        asyncio.run(main())
-
-
-def test_what_has_to_wait_is_an_error_at_once(cluster, shards, tmp_path):
+def test_what_has_to_wait_is_an_error_of_dask(cluster, shards, tmp_path):
     out = tmp_path / "out"
 
     async def main():
@@ -59,7 +40,7 @@ def test_what_has_to_wait_is_an_error_at_once(cluster, shards, tmp_path):
                 lambda: dii.progress().__enter__(),
                 ddf.compute,
             ):
-                with pytest.raises((dii.ArgumentError, RuntimeError), match="asynchronous"):
+                with pytest.raises(RuntimeError, match="asynchronous"):
                     wait()
             # A task on a thread asks no client whose event loop waits for it.
             assert len(ddf.compute(scheduler="threads")) == 24

@@ -1,6 +1,5 @@
 """Reads that are made before a worker has joined are for workers, not for this machine."""
 
-import threading
 import warnings
 
 import pytest
@@ -17,7 +16,6 @@ def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch)
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
     monkeypatch.setattr(backend, "MEMORY_LIMIT", 1 << 50)
     monkeypatch.setattr(partitioning, "_DEFAULT_SIZE", 30 << 20)
-    monkeypatch.setattr(partitioning, "_PATIENCE", 0.2)
     none = LocalCluster(n_workers=0, processes=False, dashboard_address=None)
     with none as cluster, Client(cluster):
         with pytest.warns(UserWarning, match=r"no worker has joined.* takes 30 MiB"):
@@ -29,21 +27,14 @@ def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch)
         assert asked.npartitions == 1
 
 
-def test_auto_waits_for_a_worker_that_starts(tmp_path, monkeypatch):
+def test_auto_takes_the_memory_of_the_workers(tmp_path):
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
-    none = LocalCluster(
-        n_workers=0, processes=False, dashboard_address=None, memory_limit="600 MiB"
-    )
-    with none as cluster, Client(cluster):
-        threading.Timer(0.5, cluster.scale, [1]).start()
+    one = LocalCluster(n_workers=1, processes=False, dashboard_address=None, memory_limit="600 MiB")
+    with one as cluster, Client(cluster):
         with warnings.catch_warnings(action="error"):
             ddf = dii.read_webdataset_images(tmp_path, backend="pandas")
         # A sixteenth of 600 MiB, of 88 MiB in all.
         assert ddf.npartitions == 3
-        # As of a cluster whose other jobs wait in a queue.
-        monkeypatch.setattr(LocalCluster, "plan", property(lambda _: {*range(8)}))
-        with pytest.warns(UserWarning, match=r"1 of 8 workers has joined.* takes 37 MiB"):
-            dii.read_webdataset_images(tmp_path, backend="pandas")
 
 
 def test_workers_are_known_whenever_the_client_updates_its_totals(tmp_path, monkeypatch):

@@ -1,28 +1,17 @@
-"""Workers that can't run tasks of this package are refused before they get one."""
+"""Workers with another version are named before the first task, or refuse their tasks."""
 
-import asyncio
-import io
-import os
 import platform
 import shutil
-import signal
-import time
-import warnings
 
 import dask
 import pytest
 from dask import delayed
-from distributed import Client
 from hand_started import HandStarted, packages_without
-from processes import SECONDS, until
+from processes import SECONDS
 
 import dask_image_ingest as dii
-from dask_image_ingest import computing, scheduler_plugin
-from dask_image_ingest.environment import environment
 
 pytestmark = pytest.mark.slow
-
-REPOSITORY = str(dii.__path__[0]).rpartition("/")[0]
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +30,6 @@ def older(bare, tmp_path_factory) -> str:
     return f"{folder}:{bare}"
 
 
-@pytest.fixture(scope="module")
-def no_dali(tmp_path_factory) -> str:
-    folder = packages_without(tmp_path_factory.mktemp("no_dali") / "site", "nvidia")
-    return f"{REPOSITORY}:{folder}"
-
-
 @pytest.fixture
 def cluster(tmp_path):
     with HandStarted(tmp_path / "cluster") as started, dask.config.set(scheduler=None):
@@ -54,159 +37,74 @@ def cluster(tmp_path):
 
 
 def read(shards):
-    return dii.read_webdataset_images(shards, columns=["__key__"], backend="pandas")
+    return dii.read_webdataset_images(
+        shards, columns=["__key__"], backend="pandas", partition_size=None
+    )
 
 
-@pytest.mark.parametrize(
-    ("lacks", "said"),
-    [
-        ("bare", "no dask-image-ingest"),
-        ("older", rf"dask-image-ingest 0\.0\.9 \(here {dii.__version__}\)"),
-        ("no_dali", "no DALI"),
-    ],
-)
-def test_workers_that_lack_something_are_an_error_that_names_them(
-    lacks, said, request, cluster, shards
+def test_workers_with_another_version_are_named_before_the_first_task(
+    cluster, bare, older, shards, tmp_path
 ):
-    if lacks == "no_dali" and environment()["dali"] is None:
-        pytest.skip("this process has no DALI either")
-    cluster.worker("--no-nanny", PYTHONPATH=request.getfixturevalue(lacks))
-    with cluster.client(1) as client:
-        (address,) = client.nthreads()
+    for number, path in enumerate(("", bare, older)):
+        cluster.worker("--no-nanny", "--host", f"127.0.0.{number + 1}", PYTHONPATH=path)
+    with cluster.client(3) as client:
+        fit, lacking, other = sorted(client.nthreads())
         ddf = read(shards)
-        said = f"1 worker has {said}: {platform.node()} \\({address}\\)"
-        for compute in (ddf.compute, lambda: client.compute(ddf), ddf.__len__):
-            with pytest.raises(dii.ClusterError, match=said):
-                compute()
-        # What does not need this package is computed.
-        assert delayed(sum)([1, 2]).compute() == 3
-        assert ddf.__key__.count().compute(scheduler="synchronous") == 24
-        assert list(client.nthreads()) == [address]
-
-
-def test_a_scheduler_that_lacks_the_package_is_an_error(tmp_path, bare, shards, monkeypatch):
-    with HandStarted(tmp_path, PYTHONPATH=bare) as cluster, dask.config.set(scheduler=None):
-        cluster.worker(PYTHONPATH="")
-        with (
-            cluster.client(1),
-            pytest.raises(dii.ClusterError, match=f"The scheduler .*{platform.node()}, has no"),
+        for ask in (
+            ddf.compute,
+            ddf.persist,
+            ddf.__len__,
+            lambda: client.compute(ddf),
+            lambda: dii.write_index(shards, folder=tmp_path),
+            lambda: dii.prepare(client),
         ):
-            read(shards).compute()
-        # What does not need the package has its line all the same.
-        monkeypatch.setattr(computing, "_PATIENCE", 0.1)
-        monkeypatch.setattr(computing, "_EVERY", 0.1)
-        out = io.StringIO()
-        with cluster.client(1), dii.progress(out):
-            assert delayed(lambda: time.sleep(0.5) or 3)().compute() == 3
-        assert " 1/1 tasks in" in out.getvalue()
-
-
-def test_one_worker_that_lacks_the_package_is_named_and_may_be_retired(cluster, bare, shards):
-    cluster.worker()
-    cluster.worker("--no-nanny", "--host", "127.0.0.2", PYTHONPATH=bare)
-    with cluster.client(2) as client:
-        ddf = read(shards)
-        for ask in (ddf.compute, lambda: dii.prepare(client, shards)):
-            with pytest.raises(dii.ClusterError, match=r"1 worker has no dask.*127\.0\.0\.2"):
+            with pytest.raises(dii.ClusterError, match="2 of 3 workers have not") as raised:
                 ask()
-        (unfit,) = (each for each in client.nthreads() if "127.0.0.2" in each)
-        # Neither has harmed what it computes for others.
-        assert client.submit(sum, [1, 2], workers=[unfit]).result() == 3
-        client.retire_workers([unfit])
+            said = str(raised.value)
+            assert f"{lacking}: " in said
+            assert "No module named" in said
+            assert f"{platform.node()} ({other}): 0.0.9" in said
+            assert fit not in said
+        assert not client.run_on_scheduler(lambda dask_scheduler: [*dask_scheduler.tasks])
+        # What does not need this package is computed.
+        assert client.submit(sum, [1, 2], workers=[lacking]).result(SECONDS) == 3
+        client.retire_workers([lacking, other])
         assert len(ddf.compute()) == 24
-        assert "Failed to deserialize" not in cluster.log()
 
 
-@pytest.mark.parametrize("nanny", ["--nanny", "--no-nanny"])
-def test_a_worker_that_joins_amid_a_query_is_refused_and_the_query_goes_on(
-    nanny, cluster, older, shards, tmp_path
+def test_a_worker_that_comes_later_with_another_version_refuses_its_tasks(
+    cluster, older, shards, tmp_path
 ):
-    cluster.worker()
-    with cluster.client(1) as client, Client(cluster.scheduler, set_as_default=False) as other:
-        joined = tmp_path / "joined"
+    references = dii.read_webdataset_images(shards, decode=False, backend="pandas")
+    references = references.compute(scheduler="synchronous")
+    with cluster.client(0) as client:
         ddf = read(shards)
-        future = client.compute(ddf.map_partitions(waits_for, str(joined), meta=ddf._meta))
-        until(lambda: any(client.processing().values()))
-        with warnings.catch_warnings(record=True) as told:
-            warnings.simplefilter("always")
-            unfit = cluster.worker(nanny, PYTHONPATH=older)
-            unfit.wait(SECONDS)  # it has not been started again
-            # All clients are told, also those without queries of this package.
-            until(lambda: len(told) == 2)
-        assert "dask-image-ingest 0.0.9" in str(told[0].message)
-        joined.touch()
-        assert len(future.result(SECONDS)) == 24
-        assert len(other.nthreads()) == 1
-        assert not client.run_on_scheduler(suspected)
-        assert "Failed to deserialize" not in cluster.log()
-
-
-def waits_for(frame, path):
-    until(lambda: os.path.exists(path))
-    return frame
-
-
-def suspected(dask_scheduler):
-    return [task.key for task in dask_scheduler.tasks.values() if task.suspicious]
-
-
-def test_a_query_whose_last_fit_worker_dies_fails_and_work_of_others_waits(
-    cluster, bare, shards, monkeypatch
-):
-    monkeypatch.setattr(scheduler_plugin, "_LONELY", 0.1)
-    fit = cluster.worker("--no-nanny")
-    with cluster.client(1) as client, warnings.catch_warnings(action="ignore"):
-        ddf, part = read(shards), read(shards[:1])
-        assert len(ddf) == 24
-        cluster.worker("--no-nanny", PYTHONPATH=bare).wait(SECONDS)
-        assert len(ddf) == 24
-        never = ddf.map_partitions(waits_for, "nowhere", meta=ddf._meta)
-        running = client.compute(never)
-        until(lambda: any(client.processing().values()))
-        os.killpg(fit.pid, signal.SIGKILL)
-        for query in (running, client.compute(ddf)):
-            with pytest.raises(dii.ClusterError, match=r"no worker left.* 1 worker has no dask"):
-                query.result(SECONDS)
-        waiting = client.submit(sum, [1, 2])
-        with pytest.raises(dii.ClusterError, match="no worker left"):
-            part.compute()
-        assert not waiting.done()
-        cluster.worker()
-        assert waiting.result(SECONDS) == 3
-        assert len(read(shards[:2]).compute()) == 16
-
-
-def test_a_worker_that_does_not_answer_is_named_and_gets_tasks_when_it_does(
-    cluster, shards, monkeypatch
-):
-    monkeypatch.setattr(scheduler_plugin, "_PATIENCE", 1.0)
-    worker = cluster.worker("--no-nanny")
-    with cluster.client(1) as client:
-        (stopped,) = client.nthreads()
-        os.killpg(worker.pid, signal.SIGSTOP)
-        try:
-            with pytest.warns(UserWarning, match=rf"not answered for 1 s: {stopped}"):
-                future = client.compute(read(shards))
-        finally:
-            os.killpg(worker.pid, signal.SIGCONT)
-        assert len(future.result(SECONDS)) == 24
-
-
-def test_an_asynchronous_client_is_told_too(cluster, bare, shards, monkeypatch):
-    monkeypatch.setattr(scheduler_plugin, "_LONELY", 0.1)
-    # Whether it is asked before it reads its first task is a race.
-    said = r"1 worker has (no dask|closed its connection .* no dask)"
-
-    async def main():
-        async with Client(scheduler_file=cluster.address, asynchronous=True) as client:
-            await client.wait_for_workers(1, timeout=SECONDS)
-            future = client.compute(read(shards))
+        waiting = client.compute(ddf)  # no worker is there to be asked
+        cluster.worker(PYTHONPATH=older)
+        decoded = dii.decode_images(dask.dataframe.from_pandas(references, npartitions=1))
+        said = rf"{dii.__version__} has come to a process that has 0\.0\.9.* on {platform.node()}"
+        for ask in (
+            lambda: waiting.result(SECONDS),
+            ddf.compute,
+            decoded.compute,
+            lambda: dii.write_index(shards, folder=tmp_path / "indexes"),
+        ):
             with pytest.raises(dii.ClusterError, match=said):
-                await future
-            cluster.worker()
-            await client.wait_for_workers(1, timeout=SECONDS)
-            return len(await client.compute(read(shards[:2])))
+                ask()
+        assert delayed(sum)([1, 2]).compute() == 3
 
-    cluster.worker(PYTHONPATH=bare)
-    with pytest.warns(UserWarning, match=said):
-        assert asyncio.run(main()) == 16
+
+def test_a_worker_that_leaves_while_it_is_asked_is_no_error(cluster, shards, monkeypatch):
+    asked = []
+
+    def overtaken(*args, **options):
+        asked.append(run(*args, **options))
+        return asked[-1] | {"tcp://127.0.0.1:1": OSError("it has closed")}
+
+    cluster.worker("--no-nanny")
+    with cluster.client(1) as client:
+        run = client.run
+        monkeypatch.setattr(client, "run", overtaken)
+        for _ in range(2):
+            assert len(read(shards).compute()) == 24
+    assert len(asked) == 1

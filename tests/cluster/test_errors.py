@@ -68,14 +68,3 @@ def test_a_shard_that_is_none(client, tmp_path, shards):
     (tmp_path / "1.tar").write_bytes(b"no tar" * 1000)
     with pytest.raises(dii.ShardError, match=on_worker(client)):
         ddf.compute()
-
-
-def test_a_task_of_another_version_is_refused(client, shards, monkeypatch):
-    """As by a worker that could not be asked what it has."""
-    ddf = dii.read_webdataset_images(shards, backend="pandas")
-    with monkeypatch.context() as older:
-        older.setattr(dii, "__version__", "0.0.9")
-        tasks = ddf.optimize().__dask_graph__()
-    said = rf"0\.0\.9 has come to a process that has {dii.__version__}.*{on_worker(client)}"
-    with pytest.raises(dii.ClusterError, match=said):
-        client.get(tasks, next(iter(tasks)))

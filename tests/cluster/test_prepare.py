@@ -8,7 +8,7 @@ import warnings
 import dask
 import pytest
 from distributed import Client
-from hand_started import HandStarted, packages_without
+from hand_started import HandStarted
 from processes import SECONDS, until
 
 import dask_image_ingest as dii
@@ -119,13 +119,6 @@ def test_what_will_be_slow_or_wrong_is_a_warning(cluster, shards, monkeypatch):
     assert [each for each in said if f"1 worker on {host} has no memory limit" in each]
     assert [each for each in said if "other shards than this process, which sees 3" in each]
     assert len(said) == 3
-
-
-def test_a_scheduler_with_the_preload_refuses_workers_without_the_package(tmp_path):
-    bare = packages_without(tmp_path / "site")
-    with HandStarted(tmp_path / "cluster", scheduler=("--preload", "dask_image_ingest")) as cluster:
-        cluster.worker("--no-nanny", PYTHONPATH=bare).wait(SECONDS)
-        assert "1 worker has no dask-image-ingest" in cluster.log()
 
 
 def test_with_the_preload_a_worker_is_ready_before_any_client_comes(cluster):

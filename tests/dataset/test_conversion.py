@@ -1,5 +1,6 @@
 """What members hold becomes typed columns: null with a warning where it does not fit, always."""
 
+import base64
 import datetime
 import json
 import math
@@ -107,7 +108,7 @@ TYPES = {
     pa.bool_(): flag,
     pa.string(): text,
     pa.large_string(): text,
-    pa.binary(): lambda value: text(value).encode(),
+    pa.binary(): lambda value: base64.b64decode(text(value), validate=True),
     pa.list_(pa.string()): items(text),
     pa.list_(pa.float32()): items(small_number),
     pa.large_list(pa.int64()): items(int64),

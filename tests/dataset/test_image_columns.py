@@ -415,7 +415,6 @@ def test_a_checkpoint_holds_all_images(ddf, tmp_path, witness):
         ({"image": {"mask": "seg.png"}}, "one of the columns of a mapping is 'image'"),
         ({"image": {"image": "png", "width": "seg.png"}}, "'width' can't be the name"),
         ({"image": {"image": "png", 3: "seg.png"}}, "3 can't be the name"),
-        ({"image": {"image": "png", "mask": 3}}, "image=3: pass a list"),
         ({"image": IMAGES, "transform": len}, "transform= may mix the labels of 'mask'"),
         ({"image": IMAGES, "decode": False}, "pass it to decode_images"),
         ({"image": {"image": "png", "mask": dii.ImageColumn("seg.png", mode="x")}}, "mode='x'"),

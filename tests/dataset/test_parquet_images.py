@@ -4,6 +4,7 @@ import functools
 import io
 import tarfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -18,6 +19,8 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import parquet_images as module
+from dask_image_ingest.dataset.scan import parquet_rows
+from dask_image_ingest.dataset.schema.columns import FileColumn
 
 # Dask's own call of pandas 3.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
@@ -425,3 +428,44 @@ def test_a_row_of_a_path_and_no_bytes_is_told_so(tmp_path):
     read = functools.partial(dii.read_parquet_images, tmp_path / "a.parquet", backend="pandas")
     for frame in (read(), dii.decode_images(read(decode=False))):
         assert "no bytes of an image, and a path in a table is not" in frame.error.compute()[0]
+
+
+def test_columns_named_as_fields_of_the_images_are_columns_of_their_own(encoded, tmp_path):
+    names = {"image.bytes": ["not an image"] * ROWS, "image.path": [*range(ROWS)], ".": [1] * ROWS}
+    write(tmp_path / "a.parquet", encoded, **names)
+    write(tmp_path / "b.parquet", encoded)
+    frame, expected = (
+        dii.read_parquet_images(tmp_path / name, backend="pandas", size=8).compute()
+        for name in ("a.parquet", "b.parquet")
+    )
+    for one, other in zip(frame.images.arrays(), expected.images.arrays(), strict=True):
+        assert (one is None and other is None) or np.array_equal(one, other)
+    assert frame["error"].equals(expected["error"])
+    assert {name: frame[name].tolist() for name in names} == names
+
+
+def test_an_image_with_nulls_among_its_bytes_costs_one_row(encoded, tmp_path):
+    lists = [[*data] if data else None for data in encoded[:4]]
+    lists[1][7] = lists[3][0] = None
+    pq.write_table(
+        pa.table({"image": pa.array(lists, pa.list_(pa.uint8()))}), tmp_path / "a.parquet"
+    )
+    frame = dii.read_parquet_images(tmp_path / "a.parquet", backend="pandas").compute()
+    codes = frame["error"].str.partition(":")[0].fillna("").tolist()
+    assert codes == ["", "missing", "", "missing"]
+    for row in (0, 2):
+        pixels = np.asarray(Image.open(io.BytesIO(encoded[row])).convert("RGB"))
+        assert np.abs(frame.images.arrays()[row].astype(int) - pixels).mean() < 3
+
+
+def test_more_text_than_a_column_holds_is_named(monkeypatch):
+    # Values that can't be cast, as are texts of more than 2 GiB.
+    monkeypatch.setattr(parquet_rows, "_MOST_OF_A_COLUMN", 100)
+    options = SimpleNamespace(get_backend=lambda: SimpleNamespace(largest_partition=1))
+    columns = parquet_rows.ParquetColumns(None, [], options, None)
+    column = FileColumn("txt", "txt", pa.int64())
+    repeated = pa.DictionaryArray.from_arrays(np.zeros(11, np.int32), ["x" * 10])
+    with pytest.raises(dii.ShardError, match=r"110 bytes in the rows of its column 'txt' .* 2 GiB"):
+        columns._typed(repeated, column)
+    with pytest.raises(dii.ShardError, match="don't fit type int64"):
+        columns._typed(repeated[:9], column)

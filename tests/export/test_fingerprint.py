@@ -69,7 +69,7 @@ BY_IMPORTED = {
     "map_partitions": lambda d, m: d.map_partitions(m.rows, meta=score(d)),
     "apply": lambda d, m: d.assign(score=d["width"].apply(m.each, meta=("width", "int64"))),
     "map_batches": lambda d, m: d.images.map_batches(
-        lambda x: m.each(x.mean((1, 2, 3))), outputs={"score": "float32"}
+        lambda x, each=m.each: each(x.mean((1, 2, 3))), outputs={"score": "float32"}
     ),
     "transform": lambda d, m: dii.read_webdataset_images(
         d.expr.frame.dataset.shards[0].url, backend="pandas", transform=m.each

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from arrow_values import OTHERS, PLAIN, UNREAD, nested
 from tars import tar
 from witnesses import by_webdataset, shards_in
 
@@ -83,7 +85,7 @@ def test_fields_are_set_and_all_else_stays(name, lazy, tmp_path):
 
 def test_a_member_that_is_no_object_is_rejected(tmp_path):
     bad = {"a": b"[1]", "b": b'{"x": 1', "c": b'{"x": "\xff"}', "d": b"{} {}", "e": b'{"x": 1}'}
-    bad["f"] = b"[" * 100_000
+    bad |= {"f": b"[" * 100_000, "g": b""}
     members = {}
     for key, content in bad.items():
         members |= {f"{key}.jpg": b"j", f"{key}.json": content}
@@ -94,7 +96,7 @@ def test_a_member_that_is_no_object_is_rejected(tmp_path):
     with pytest.raises(dii.ArgumentError, match="bad-json: no field can be set in its json"):
         dii.to_webdataset(table, out, members={"json": ["s"]})
     written = dii.to_webdataset(table, out, members={"json": ["s"]}, row_errors="drop")
-    assert written.attrs["left_out"]["bad-json"]["count"] == 5
+    assert written.attrs["left_out"]["bad-json"]["count"] == 6
     assert dict(by_webdataset(shards_in(tmp_path / "out"))) == {
         "e": {"jpg": b"j", "json": b'{"x": 1, "s": 1}'}
     }
@@ -149,3 +151,74 @@ def test_random_objects_have_the_field_and_keep_the_rest(rng):
         assert with_fields(text.encode(), changed.encode(), [path]) == changed.encode()
         # Setting what is there already changes nothing.
         assert with_field(changed, path, field_text(changed, path)) == changed
+
+
+def test_values_of_every_arrow_type_are_json_that_is_read_as_they_were(tmp_path):
+    members = {f"{key}.jpg": b"j" for key in "abc"}
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    frame = frame[["__key__", "__url__", "offset", "nbytes"]].compute()
+    read, unread = (
+        {
+            f"{origin}{number}": each
+            for number, each in enumerate(each for a in arrays for each in (a, *nested(a)))
+        }
+        for origin, arrays in (("r", [*PLAIN, *OTHERS]), ("u", UNREAD[:-2]))
+    )
+    columns = {
+        name: pd.arrays.ArrowExtensionArray(pa.chunked_array([array]))
+        for name, array in (read | unread).items()
+    }
+    frame = frame.assign(**columns)
+    dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", members={"json": [*columns]})
+    objects = [
+        json.loads(members["json"], parse_float=Decimal, parse_constant=pytest.fail)
+        for _, members in by_webdataset(shards_in(tmp_path / "out"))
+    ]
+    for name, array in (read | unread).items():
+        values = array.to_pylist()
+        if pa.types.is_dictionary(array.type) or is_number(array.type):
+            got = [row[name] for row in objects]
+            as_decimals = [v if isinstance(v, (str, type(None))) else Decimal(v) for v in got]
+            wanted = [v if isinstance(v, (str, type(None))) else shortest(v, array) for v in values]
+            assert as_decimals == wanted, array.type
+    fields = {
+        name: array.type for name, array in read.items() if "halffloat" not in str(array.type)
+    }
+    back = dii.read_webdataset_images(
+        tmp_path / "out" / "*.tar", json_fields=fields, backend="pandas", sidecar=None
+    )[[f"json.{name}" for name in fields]].compute()
+    for name, type_ in fields.items():
+        column = pa.array(back[f"json.{name}"])
+        assert column.cast(type_).equals(read[name]), type_
+
+
+def is_number(type_):
+    return pa.types.is_integer(type_) or pa.types.is_floating(type_) or pa.types.is_decimal(type_)
+
+
+def shortest(value, array):
+    """The number with the fewest digits that tell it apart, by NumPy."""
+    if pa.types.is_floating(array.type):
+        return Decimal(str(array.type.to_pandas_dtype()(value)))
+    return Decimal(value)
+
+
+def test_a_decimal_of_json_is_exact_or_null(tmp_path):
+    numbers = ["1.10", "1.1000", "11e-1", "12345678901234567.89", "1.105", "1e400", "1e999999999"]
+    numbers += ['"1.10"', "NaN", "true", "[1.5]", "9007199254740993", "-0.00", "1e-999999999"]
+    numbers += [f"1.{'0' * 998}", "-39e-71", f"1e{'9' * 30}"]
+    members = {}
+    for number, text in enumerate(numbers):
+        members |= {
+            f"{number:02}.jpg": b"j",
+            f"{number:02}.json": f'{{"d": {text}, "e": 1e{"9" * 30}}}'.encode(),
+        }
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    types = {"d": "decimal128(20, 2)"}
+    ddf = dii.read_webdataset_images(tmp_path / "in.tar", json_fields=types, backend="pandas")
+    with pytest.warns(UserWarning, match="10 of 17 values of 'json.d' are not decimal128"):
+        got = pa.array(ddf["json.d"].compute()).to_pylist()
+    exact = {0: "1.10", 1: "1.10", 2: "1.10", 3: "12345678901234567.89", 11: "9007199254740993"}
+    exact |= {12: "0", 14: "1"}
+    assert got == [Decimal(exact[n]) if n in exact else None for n in range(len(numbers))]

@@ -243,7 +243,7 @@ def test_a_file_system_without_whole_uploads_gets_files_by_renaming(table, remot
     export(table, remote)
     expected = files(remote)
     remote[2].rm(remote[0], recursive=True)
-    monkeypatch.setattr(remote_store, "_ATOMIC_UPLOADS", frozenset())
+    monkeypatch.setattr(remote_store, "OBJECT_STORES", frozenset())
     fs = remote[2]
     put_file = fs.put_file
     targets = []

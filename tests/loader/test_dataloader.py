@@ -16,6 +16,7 @@ from small_frames import lazy_frame, small_frame
 from topologies import fake_torch
 
 import dask_image_ingest as dii
+from dask_image_ingest.loader import order
 from dask_image_ingest.loader.order import parse_shard
 
 WHY = "pip install torch==2.13.0"
@@ -66,9 +67,28 @@ class TestShare:
         monkeypatch.setenv("WORLD_SIZE", "2")
         fake_torch(monkeypatch, worker=(0, 3))
         assert parse_shard("auto", "torch") == (1, 2, 0, 3)
+        # A fork has the group of its process, if there is one.
+        with monkeypatch.context() as patch:
+            patch.setattr(order, "_PROCESS", -1)
+            assert parse_shard("auto", "torch") == (0, 1, 0, 3)
         # A process that has not joined its group yet may do something else first.
         fake_torch(monkeypatch)
         assert parse_shard("auto", "torch") == (0, 1, 0, 1)
+
+    @pytest.mark.parametrize(
+        ("rank", "world"), [(None, "2"), ("0", None), ("two", "2"), ("2", "2"), ("-1", "2")]
+    )
+    def test_variables_that_are_no_rank_are_refused_in_a_spawned_worker(
+        self, monkeypatch, rank, world
+    ):
+        for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
+            if value is None:
+                monkeypatch.delenv(name, raising=False)
+            else:
+                monkeypatch.setenv(name, value)
+        fake_torch(monkeypatch, worker=(0, 3))
+        with pytest.raises(dii.ArgumentError, match=r"torchrun's variables.*pass shard="):
+            parse_shard("auto", "torch")
 
     @pytest.mark.parametrize(
         "shard", [(2, 2), (-1, 2), (0, 0), 1, (0,), (0, 1, 2), "all", (0.0, 1), (None, 2)]
@@ -152,17 +172,6 @@ class TestDataLoader:
     def test_what_no_such_loader_takes_is_refused(self, ddf, data, options, said):
         with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
             ddf.images.dataloader(3, **options)
-
-    def test_a_full_shared_memory_is_told_and_not_waited_for(self, ddf, monkeypatch):
-        torch = pytest.importorskip("torch", reason=WHY)
-        loader = ddf.images.dataloader(2, **two_workers())
-
-        def full(tensor):
-            raise RuntimeError("unable to allocate shared memory: No space left on device")
-
-        monkeypatch.setattr(torch.Tensor, "share_memory_", full)
-        with pytest.raises(dii.ClusterError, match=r"no room in shared memory[\s\S]*--shm-size"):
-            list(loader)
 
     def test_a_worker_that_dies_is_an_error_and_not_waited_for(self, ddf, data):
         def die(rows):

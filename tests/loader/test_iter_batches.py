@@ -9,12 +9,15 @@ import weakref
 from pathlib import Path
 
 import dask
+import dask.dataframe as dd
 import numpy as np
+import pandas as pd
 import pytest
 from counted import work  # noqa: F401  a fixture
 from forked_python import run_python
 from photo_shards import write_tar
 from processes import printed, until
+from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
 
@@ -230,7 +233,6 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
         {"start": True},
         {"format": "jax"},
         {"format": None},
-        {"columns": 5},
         {"columns": ["nothing"]},
         {"columns": ["cls", "__key__", "cls"]},
     ],
@@ -368,3 +370,58 @@ def test_an_iterator_is_freed_with_its_last_reference(ddf, shuffle):
     del batches
     gc.collect()
     assert freed() is None
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_rows_are_those_of_a_file_that_was_replaced(tmp_path, shuffle):
+    """Also if the frame has the name that it had before."""
+    file = tmp_path / "rows.parquet"
+    for count in (5, 9, 3):
+        pd.DataFrame({"x": np.arange(float(count))}).to_parquet(file)
+        frame = dd.from_map(pd.read_parquet, [file], meta=pd.DataFrame({"x": np.zeros(0)}))
+        batches = frame.images.iter_batches(2, shuffle=shuffle)
+        assert sorted(x for batch in batches for x in batch["x"]) == list(range(count))
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_a_file_that_changes_after_its_rows_were_counted_is_an_error(tmp_path, shuffle):
+    file = tmp_path / "rows.parquet"
+    for count in (9, 3):
+        pd.DataFrame({"x": np.arange(5.0)}).to_parquet(file)
+        frame = dd.from_map(pd.read_parquet, [file], meta=pd.DataFrame({"x": np.zeros(0)}))
+        batches = frame.images.iter_batches(2, shuffle=shuffle)
+        assert len(batches) == 3
+        pd.DataFrame({"x": np.arange(float(count))}).to_parquet(file)
+        with pytest.raises(dii.ArgumentError, match=f"partition 0 has {count} rows, and had 5"):
+            list(batches)
+
+
+@pytest.mark.parametrize("shuffle", [None, 1])
+def test_a_batch_without_rows_is_none_where_a_function_collates(shuffle):
+    frames = [small_frame([0, 1, 2], bad={1}), small_frame([3, 4])]
+
+    def batches(**options):
+        frame = lazy_frame(frames)
+        collate = {"collate_fn": lambda rows: np.stack([row["key"] for row in rows])}
+        return list(frame.images.iter_batches(1, shuffle=shuffle, **collate, **options))
+
+    steps = batches()
+    assert len(steps) == 5
+    assert sorted(int(step[0]) for step in steps if step is not None) == [0, 2, 3, 4]
+    ranks = [batches(shard=(rank, 4)) for rank in range(4)]
+    assert {len(rank) for rank in ranks} == {2}
+    assert sum(step is None for rank in ranks for step in rank) == 8 - 4
+
+
+def test_a_batch_of_a_bucket_without_rows_has_its_shape(with_bad_ones):
+    batches = with_bad_ones.images.iter_batches(1, columns=[], buckets=[(8, 16)])
+    assert {batch["image"].shape for batch in batches} == {(0, 8, 16, 3), (1, 8, 16, 3)}
+
+
+@pytest.mark.torch
+def test_times_are_lists_for_torch():
+    pytest.importorskip("torch", reason="pip install torch==2.13.0")
+    times = [np.array(["2020-01-01T00:00:00.000000001"], "M8[ns]"), np.array([], "M8[ns]")]
+    frame = pd.DataFrame({"days": times, "key": [0, 1]})
+    (batch,) = frame.images.iter_batches(2, format="torch")
+    assert batch["days"] == [[pd.Timestamp("2020-01-01T00:00:00.000000001")], []]

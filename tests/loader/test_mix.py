@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import collections
+import io
 import itertools
 import json
 
 import numpy as np
 import pytest
+from PIL import Image
+from tars import tar
 
 import dask_image_ingest as dii
 
@@ -129,6 +133,26 @@ def test_frames_of_other_shapes_give_lists(shards):
         image.shape for batch in itertools.islice(dii.mix(sizes, 8), 3) for image in batch["image"]
     }
     assert shapes == {(8, 8, 3), (9, 9, 3)}
+
+
+def test_a_row_that_two_frames_have_gets_two_crops(tmp_path):
+    noise = np.random.default_rng(0).integers(0, 255, (8, 60, 60, 3), np.uint8)
+    files = {}
+    for number, pixels in enumerate(noise):
+        file = io.BytesIO()
+        Image.fromarray(pixels).save(file, "PNG")
+        files[f"{number}.png"] = file.getvalue()
+    (tmp_path / "0.tar").write_bytes(tar(files))
+    ddf = dii.read_webdataset_images(tmp_path, size=16, augment="random_resized_crop")
+    computed = ddf.map_partitions(lambda frame: frame)  # partitions are computed whole
+    for frames in ([ddf, ddf], [ddf, ddf[ddf["__key__"] < "9"]], [computed, computed]):
+        for seed in (None, 1):
+            crops = collections.defaultdict(list)
+            for batch in dii.mix(frames, 4, columns=["__key__"], shuffle=seed, longest=True):
+                for key, image in zip(batch["__key__"], batch["image"], strict=True):
+                    crops[key].append(image.tobytes())
+            assert sorted(map(len, crops.values())) == [2] * 8
+            assert sum(one == other for one, other in crops.values()) == 0
 
 
 @pytest.mark.torch

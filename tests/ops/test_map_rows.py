@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import contextvars
 import email.utils
 import functools
 import os
@@ -10,9 +12,11 @@ import signal
 import threading
 import time
 from collections import Counter
+from types import SimpleNamespace
 
 import aiohttp
 import dask
+import distributed
 import fsspec
 import numpy as np
 import pandas as pd
@@ -84,6 +88,21 @@ def check(made):
     images = made.images["p"].arrays()
     assert [image is None for image in images] == null
     assert all(image.shape == (1, key, 3) for key, image in enumerate(images) if key % 5)
+
+
+def test_a_dict_that_is_a_struct_is_not_taken_for_the_outputs(frame):
+    for type_, given, expected in [
+        ("struct<c: int64, d: string>", {"c": 1}, {"c": 1, "d": None}),
+        ("struct<c: int64, d: string>", {"c": {"c": 1, "d": "x"}}, {"c": 1, "d": "x"}),
+        ("struct<c: struct<x: int64>>", {"c": {"x": 1}}, {"c": {"x": 1}}),
+        ("struct<c: struct<x: int64>>", {"c": {"c": {"x": 1}}}, {"c": {"x": 1}}),
+        ("struct<x: int64>", {"c": {"x": 1}}, {"x": 1}),
+        ("struct<x: int64>", {"c": None}, None),
+        ("int64", {"c": 1}, 1),
+    ]:
+        one = frame.iloc[:1].images.map_rows(lambda image, v=given: v, {"c": type_})
+        got = one["c"].iloc[0]
+        assert (None if got is pd.NA else got) == expected, (type_, given)
 
 
 def test_rows_have_their_results_in_order_and_so_many_wait_at_a_time(frame):
@@ -274,9 +293,137 @@ def test_a_server_that_has_gone_stops_the_job_and_costs_no_rows(tmp_path, no_pau
     asked.clear()
     stored = dii.checkpoint(lengths, str(tmp_path / "out"), version="1").compute()
     assert set(asked.values()) == {1}
-    named = stored[stored["o"].notna()]
-    assert named["o"].tolist() == [f"of {key}" for key in named["__key__"]]
-    assert len(named) == 60 - 5  # the end of the partition in which the server went
+    assert len(asked) == 60 - 25
+    assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
+
+
+class Refused(Exception):
+    """An error of which nothing tells that the server has gone."""
+
+
+def test_failures_after_which_no_row_was_answered_are_not_stored(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 6, 10)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    asked, last = [], 60
+
+    def blocks(key):
+        asked.append(key)
+        if len(asked) > last:
+            raise Refused from KeyError(key)
+        return f"of {key}"
+
+    async def waits(key):
+        return blocks(key)
+
+    def checkpoint(function, concurrency, out):
+        named = ddf.images.map_rows(
+            function, {"o": "string"}, inputs=["__key__"], errors="null", concurrency=concurrency
+        )
+        return dii.checkpoint(named, out, version="1").compute()
+
+    variants = [
+        (1, blocks, 55, f"{tmp_path}/1"),
+        (4, waits, 0, f"{tmp_path}/2"),
+        (16, blocks, 23, f"{tmp_path}/3"),
+        (4, waits, 56, f"memory://{tmp_path}/4"),
+    ]
+    for concurrency, function, answered, out in variants:
+        asked.clear()
+        last = answered
+        with dask.config.set(scheduler="synchronous"):
+            for _ in range(2):  # the server is away in the second run, too
+                with pytest.raises(dii.FunctionError, match=r"Refused.* \d+ failed: they are not "):
+                    checkpoint(function, concurrency, out)
+            done = set(asked[:answered])
+            asked.clear()
+            last = 60
+            stored = checkpoint(function, concurrency, out)
+        assert sorted(asked) == [key for key in stored["__key__"] if key not in done]
+        assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
+
+
+def test_failures_before_others_are_answered_are_stored_and_few_at_the_end(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 6, 10)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+    for number, (concurrency, bad) in enumerate(
+        [(1, ["050009"]), (4, ["000000", "010009", *(f"0300{n:02}" for n in range(10)), "050009"])]
+    ):
+
+        async def refuses(key, bad=bad):
+            if key in bad:
+                raise Refused(key)
+            return f"of {key}"
+
+        named = ddf.images.map_rows(
+            refuses, {"o": "string"}, inputs=["__key__"], errors="null", concurrency=concurrency
+        )
+        with dask.config.set(scheduler="synchronous"):
+            dii.checkpoint(named, f"{tmp_path}/{number}", version="1")
+            stored = dii.checkpoint(named, f"{tmp_path}/{number}", version="1").compute()
+        assert stored["__key__"][stored["error"].notna()].tolist() == bad
+        assert stored["o"].isna().sum() == len(bad)
+        assert not list((tmp_path / str(number)).glob("_staging/*"))
+
+
+def test_a_job_of_which_no_row_is_answered_is_not_stored(tmp_path):
+    (tmp_path / "shards").mkdir()
+    folder = shards_of_keys(tmp_path / "shards", 3, 1)
+    ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]
+
+    def refuses(key):
+        raise Refused
+
+    named = ddf.images.map_rows(refuses, {"o": "string"}, inputs=["__key__"], errors="null")
+    for _ in range(2):
+        with pytest.raises(
+            dii.FunctionError, match=r"^map_rows: sample '0\d0000': .*Refused: \. No row was"
+        ):
+            dii.checkpoint(named, str(tmp_path / "out"), version="1")
+    assert named.compute()["error"].str.endswith("Refused: ").all()
+
+
+class Answers(Exception):
+    """An error with the attributes that a client gives its own."""
+
+    def __init__(self, *args, **attributes):
+        super().__init__(*args)
+        vars(self).update(attributes)
+
+
+def test_a_server_that_has_gone_is_seen_through_every_client():
+    away = ConnectionResetError(104, "reset")
+    three = Refused("c")
+    three.__cause__ = Refused("b")
+    three.__cause__.__context__ = away
+    three.__cause__.__suppress_context__ = True
+    unavailable = SimpleNamespace(name="UNAVAILABLE", value=(14, "unavailable"))
+    metadata = {"HTTPStatusCode": 429, "HTTPHeaders": {"retry-after": "7"}}
+    throttled = Answers(response={"Error": {}, "ResponseMetadata": metadata})
+    for gone in (
+        three,
+        Refused(Refused("Connection aborted.", away)),
+        Refused(Answers("url", reason=away)),
+        ExceptionGroup("tasks", [ValueError(), away]),
+        Answers(code=lambda: unavailable),
+        Answers(status=lambda: "StatusCode.UNAVAILABLE"),
+        Answers(response=SimpleNamespace(status_code=503)),
+        throttled,
+        type("ReadTimeoutError", (Exception,), {})(),
+        type("ProtocolError", (Exception,), {})("Response ended prematurely"),
+    ):
+        assert pause_before_retry(gone, 1), gone
+    assert pause_before_retry(throttled, 1) == 7
+    refused = Answers(code=lambda: SimpleNamespace(name="INVALID_ARGUMENT", value=(3, "")))
+    for of_a_row in (
+        refused,
+        Answers(response={"ResponseMetadata": {"HTTPStatusCode": 400}}),
+        Answers(status_code=404, reason=away),  # it has answered in the end
+        Answers(code="invalid_image", status=lambda key: key),
+        KeyError("x"),
+    ):
+        assert pause_before_retry(of_a_row, 1) is None, of_a_row
 
 
 def test_failures_in_a_row_that_are_the_rows_own_stop_nothing(frame, no_pauses):
@@ -289,14 +436,124 @@ def test_failures_in_a_row_that_are_the_rows_own_stop_nothing(frame, no_pauses):
     assert made["o"].isna().sum() == 35
 
 
-def test_a_function_that_cancels_itself_costs_its_row(frame):
-    async def cancels(key):
+class OtherError(BaseException):
+    """As trio's ``Cancelled``."""
+
+
+def test_every_exception_of_a_function_has_its_outcome_and_none_hangs(frame):
+    raised = [StopIteration, StopAsyncIteration, asyncio.CancelledError,
+              concurrent.futures.CancelledError, concurrent.futures.BrokenExecutor]  # fmt: skip
+    ending = [SystemExit, GeneratorExit, OtherError]
+
+    def fails(key):
         if key == 5:
-            raise asyncio.CancelledError
+            raise error
         return key
 
-    with pytest.raises(dii.FunctionError, match="sample 5: CancelledError"):
-        frame.images.map_rows(cancels, {"o": "int64"}, inputs=["__key__"])
+    async def waits(key):
+        return fails(key)
+
+    def gives_awaitable(key):
+        return waits(key)
+
+    async def cancels_itself(key):
+        if key == 5:
+            asyncio.current_task().cancel()
+            await asyncio.sleep(0)
+        return key
+
+    async def cancels_itself_and_ends(key):
+        return asyncio.current_task().cancel() if key == 5 else key
+
+    async def cancels_all(key):
+        if key == 5:
+            for task in asyncio.all_tasks():
+                task.cancel()
+        await asyncio.sleep(60 if key == 5 else 0)
+        return key
+
+    async def fails_inside(key):
+        return (await asyncio.gather(waits(key), asyncio.sleep(0, key)))[1]
+
+    class FailsToBegin:
+        def __init__(self):
+            raise error
+
+        def __call__(self, key):
+            raise AssertionError
+
+    frame = frame.iloc[:8]
+
+    def mapped(function, errors):
+        return frame.images.map_rows(function, {"o": "int64"}, inputs=["__key__"], errors=errors)
+
+    def batches(keys):
+        return [fails(key) for key in keys]
+
+    for errors in ("raise", "null"):
+        with pytest.raises(dii.FunctionError, match="CancelledError"):
+            mapped(cancels_all, errors)
+    for error in (*raised, *ending):
+        always = [cancels_itself, cancels_itself_and_ends] if error is StopIteration else []
+        for function in (fails, waits, gives_awaitable, fails_inside, *always):
+            with pytest.raises(dii.FunctionError, match=r"fails for sample 5: \w+: "):
+                mapped(function, "raise")
+            if error in ending:
+                with pytest.raises(dii.FunctionError, match=f"sample 5: {error.__name__}: "):
+                    mapped(function, "null")
+            else:
+                made = mapped(function, "null")
+                assert made["error"].dropna().index.tolist() == [5]
+                assert made["o"].isna().sum() == 1
+        with pytest.raises(dii.FunctionError, match="FailsToBegin can't be instantiated"):
+            mapped(FailsToBegin, "null")
+        for errors in ("raise", "null")[: 1 if error in raised else 2]:
+            with pytest.raises(dii.FunctionError, match=f"{error.__name__}: "):
+                frame.images.map_batches(batches, {"o": "int64"}, inputs=["__key__"], errors=errors)
+
+
+def test_a_function_runs_in_the_context_of_its_task(frame):
+    variable = contextvars.ContextVar("variable")
+
+    def blocks(key):
+        return variable.get() + key
+
+    async def waits(key):
+        return blocks(key)
+
+    variable.set(100)
+    for function in (blocks, waits):
+        made = frame.images.map_rows(function, {"o": "int64"}, inputs=["__key__"])
+        assert made["o"].tolist() == [*range(100, 140)]
+
+
+def _address(key):
+    return distributed.get_worker().address
+
+
+class HoldsALock(Exception):
+    def __init__(self, text, number):
+        super().__init__(text)
+        self.lock = threading.Lock()
+
+
+def _fails_with_a_lock(key):
+    try:
+        raise HoldsALock("no", 3)
+    except HoldsALock as error:
+        raise ValueError("not this one") from error
+
+
+@pytest.mark.slow
+def test_on_a_cluster_a_function_knows_its_worker_and_its_errors_arrive(client):
+    parts = [small_frame(range(3)).rename(columns={"key": "__key__"})]
+    images = lazy_frame(parts).images
+    made = images.map_rows(_address, {"o": "string"}, inputs=["__key__"]).compute()
+    assert set(made["o"]) <= set(client.scheduler_info()["workers"])
+    failing = images.map_rows(_fails_with_a_lock, {"o": "string"}, inputs=["__key__"])
+    with pytest.raises(dii.FunctionError, match=r"fails for sample .*: not this one") as told:
+        failing.compute()
+    assert "not this one" in str(told.value.__cause__)
 
 
 class Caption:

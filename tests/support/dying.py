@@ -15,14 +15,17 @@ class Dead(BaseException):
 
 
 @contextmanager
-def dying_at(moment: int) -> Iterator[list[str]]:
-    """Die right before the change of this number; yields the names of the changes until then."""
+def dying_at(moment: int, error: OSError | None = None) -> Iterator[list[str]]:
+    """Die right before the change of this number; yields the names of the changes until then.
+
+    With an ``error``, the disk dies instead: this change and all that follow raise it.
+    """
     made: list[str] = []
 
     def until_death(name: str, change: Callable) -> Callable:
         def call(*args, **kwargs):
             if len(made) + 1 >= moment > 0:
-                raise Dead
+                raise error or Dead
             made.append(name)
             return change(*args, **kwargs)
 

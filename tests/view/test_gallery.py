@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import errno
 import re
+import resource
 import shutil
 import subprocess
 import sys
-from pathlib import Path
+from functools import partial
 
 import dask.dataframe as dd
 import numpy as np
@@ -15,13 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from counted import work  # noqa: F401  a fixture
+from dying import dies, moments
 from html_page import EVIL, Page, write_bad_photos
 from photo_shards import write_photo_shards
 from PIL import Image
+from witnesses import contents
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
 from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.view import write_page
 from dask_image_ingest.view.gallery import count_headers, histograms
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)
@@ -37,6 +40,10 @@ def bad(photos, tmp_path_factory):
     return write_bad_photos(photos, tmp_path_factory.mktemp("bad"))
 
 
+def negatives(images):
+    return [255 - image for image in images]
+
+
 def test_what_comes_from_the_web_is_shown_and_not_believed(bad, tmp_path):
     ddf = dii.read_webdataset_images(bad, backend="pandas")
     dii.gallery(ddf, tmp_path / "out.html", columns=("__key__", "txt"), title=EVIL)
@@ -48,6 +55,23 @@ def test_what_comes_from_the_web_is_shown_and_not_believed(bad, tmp_path):
     assert EVIL in page.text
     assert 'a<b>"&amp;onclick=x' in page.text
     assert EVIL not in html
+
+
+def test_names_of_columns_are_escaped_and_need_not_be_texts(ddf, tmp_path):
+    frame = ddf.compute().rename(columns={"txt": 0, "cls": ("a", 1), "json": EVIL, "image": "</p>"})
+    sheet = dii.gallery(frame, tmp_path / "out.html", 3, columns=["__key__", 0, ("a", 1), EVIL])
+    for html in ((tmp_path / "out.html").read_text(), sheet._repr_html_()):
+        page = Page(html)
+        assert "script" not in page.tags
+        assert {name for _, name, _ in page.attributes if name.startswith("on")} == set()
+        assert page.text.count(EVIL) == page.text.count("('a', 1)") == 3
+    first = dii.gallery(frame, n=1, columns=[("a", 1)]).cards[0]
+    assert Page(first.html()).text.startswith(str(frame[("a", 1)].iloc[0]))
+    for title in (3, "\udcff", b"a"):
+        for write in (partial(dii.gallery, ddf), ddf.images.show(1).save):
+            with pytest.raises(ArgumentError, match=r"title=.*: pass a text, or None"):
+                write(tmp_path / "none.html", title=title)
+    assert not (tmp_path / "none.html").exists()
 
 
 class TestGallery:
@@ -66,11 +90,44 @@ class TestGallery:
         assert "Aspect" in shown.text
         assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
 
-    def test_it_shows_images_of_every_shard(self, ddf, tmp_path):
-        sheet = dii.gallery(ddf, tmp_path / "out.html", n=6)
+    def test_it_shows_every_so_many_th_row_and_decodes_no_other(
+        self,
+        shards,
+        ddf,
+        work,  # noqa: F811
+        tmp_path,
+    ):
         keys = ddf["__key__"].compute().tolist()
-        shards = [keys.index(card.texts["__key__"]) // 8 for card in sheet.cards]
-        assert shards == [0, 0, 1, 1, 2, 2]
+        one = {"shards_per_partition": 3}
+        for options, change in [
+            ({}, lambda f: f),
+            (one, lambda f: f),
+            ({"partition_size": "200 kB"}, lambda f: f),
+            ({}, lambda f: f.repartition(npartitions=2)),
+            (one, lambda f: f.assign(a=f.width / f.height)),
+            (one | {"mode": "raw"}, lambda f: f),
+            (one | {"augment": "random_resized_crop", "size": 32}, lambda f: f),
+            (one, lambda f: f.images.map_batches(negatives, outputs={"negative": "image"})),
+        ]:
+            frame = change(dii.read_webdataset_images(shards, backend="pandas", **options))
+            work.clear()
+            sheet = dii.gallery(frame, tmp_path / "out.html", n=7)
+            shown = [card.texts["__key__"] for card in sheet.cards]
+            assert shown == [keys[row] for row in (0, 3, 6, 10, 13, 17, 20)]
+            assert work["decoded"] == 7
+
+    def test_the_smallest_of_many_counts_are_one_bar(self, ddf):
+        table = ddf.drop(columns=["image", "error"]).compute()
+        names = [f"format{number:02}" for number in range(12)]
+        counts = [5, 4, 3, 2, 2, *[1] * 6, 2]
+        shown = dii.gallery(table.assign(format=np.repeat(names, counts)), n=1)
+        bars = re.findall(r"<title>([^<]*): ([0-9,]+)</title>", shown._repr_html_())
+        found = {name: int(count) for name, count in bars if name.startswith(("format", "5 "))}
+        kept = dict(zip(names, counts, strict=True))
+        others = {"5 others": sum(kept.pop(f"format{number:02}") for number in range(6, 11))}
+        assert found == kept | others
+        exact = dii.gallery(table.assign(format=np.repeat(names[:8], 3)), n=1)._repr_html_()
+        assert "others" not in exact
 
     def test_it_shows_all_of_a_small_collection(self, photos, tmp_path):
         write_photo_shards(photos[:9], tmp_path, per_shard=8)
@@ -87,7 +144,8 @@ class TestGallery:
         assert list(tmp_path.iterdir()) == [tmp_path / "out.html"]
 
     def test_counts_are_of_the_whole_collection(self, ddf, photos):
-        counts = count_headers(ddf)
+        counts, lengths = count_headers(ddf)
+        assert lengths == [8, 8, 8]
         assert counts["samples"].sum() == 24
         assert counts["nbytes"].sum() == sum(len(photo.encoded) for photo in photos)
         facts = histograms(counts)
@@ -98,7 +156,7 @@ class TestGallery:
         assert got == want.tolist()
         assert sum(facts["aspect"].values()) == 24
         assert facts["format"] == {"jpeg": 15, "png": 5, "webp": 4}
-        assert facts == histograms(count_headers(ddf.compute()))
+        assert facts == histograms(count_headers(ddf.compute())[0])
 
     def test_errors_are_counted_among_those_shown_or_everywhere(self, bad, tmp_path):
         ddf = dii.read_webdataset_images(bad, backend="pandas")
@@ -109,7 +167,7 @@ class TestGallery:
 
     def test_all_errors_are_counted_without_the_column_of_errors(self, bad, tmp_path):
         whole = dii.read_webdataset_images(bad, backend="pandas")
-        want = histograms(count_headers(whole, decode=True))["error"]
+        want = histograms(count_headers(whole, decode=True)[0])["error"]
         assert want == {"truncated": 1, "missing": 1}
         metadata = whole.drop(columns=["image", "error"])
         columns = ["image", "txt"]
@@ -219,18 +277,35 @@ def test_a_shard_is_not_overwritten(kind, shards, tmp_path):
     with pytest.raises(ArgumentError, match=r"the frame reads .*: write the page to another file"):
         dii.gallery(ddf.compute() if kind == "computed" else ddf, target)
     assert target.read_bytes() == before
-    assert not list(tmp_path.rglob("*.part"))
+    assert not list(tmp_path.rglob("_staging"))
 
 
-def test_a_page_that_cannot_be_written_leaves_nothing(ddf, tmp_path, monkeypatch):
-    def full(self, text, **_):
-        self.write_bytes(b"cut short")
-        raise OSError(errno.ENOSPC, "No space left on device")
+def test_a_page_that_cannot_be_written_leaves_what_was_there(ddf, tmp_path):
+    page = tmp_path / "out.html"
+    dii.gallery(ddf, page, n=1)
+    before = page.read_bytes()
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (8 << 10, limit[1]))
+        with pytest.raises(ExportError, match=r"out\.html cannot be written: File too large"):
+            dii.gallery(ddf, page, n=24)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert [path.name for path in tmp_path.iterdir()] == ["out.html"]
+    assert page.read_bytes() == before
+    with pytest.raises(ArgumentError, match="its folder does not exist"):
+        dii.gallery(ddf, tmp_path / "no_folder" / "out.html", n=1)
 
-    monkeypatch.setattr(Path, "write_text", full)
-    with pytest.raises(ExportError, match=r"out\.html cannot be written: No space left on device"):
-        dii.gallery(ddf, tmp_path / "out.html", n=1)
-    assert not list(tmp_path.iterdir())
+
+def test_the_next_page_removes_what_killed_ones_left(tmp_path):
+    page = tmp_path / "out.html"
+    for moment in moments(lambda: write_page(page, "<!doctype html>1")):
+        write_page(page, "<!doctype html>1")
+        assert dies(moment, lambda: write_page(page, "<!doctype html>2"))
+        assert page.read_text() in ("<!doctype html>1", "<!doctype html>2"), moment
+        write_page(page, "<!doctype html>3")
+        assert contents(tmp_path).keys() == {"out.html"}, moment
+        assert page.read_text() == "<!doctype html>3"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Which rows are looked at: the first, or some from all over, of few partitions."""
+"""Which rows are looked at: the first, of few partitions, or some from all over."""
 
 from __future__ import annotations
 
@@ -43,36 +43,16 @@ def test_first_rows_are_the_first_rows(rng, monkeypatch):
 
 
 @pytest.mark.rounds(5, nightly=100)
-def test_spread_rows_are_in_order_none_twice_and_as_many_as_there_are(rng):
+def test_spread_rows_are_at_even_distances_whatever_the_partitions(rng):
     frames, lazy = random_frame(rng)
-    total = sum(map(len, frames))
-    n = rng.randrange(1, 40)
-    for frame in (lazy, pd.concat(frames)):
-        rows = spread_rows(frame, n)["row"].tolist()
-        assert len(rows) == min(n, total)
-        assert rows == sorted(set(rows))
-        assert set(rows) <= set(range(total))
-
-
-@pytest.mark.slow
-def test_rows_are_spread_evenly_and_short_partitions_are_made_up_for():
-    frames = [pd.DataFrame({"part": [number] * 9}) for number in range(50)]
-    frames[10] = frames[10][:1]
-    lazy = dd.from_map(lambda number: frames[number], range(50), meta=frames[0][:0])
-    parts = spread_rows(lazy, 50)["part"].value_counts().sort_index()
-    assert parts.index.tolist() == list(range(0, 50, 2))  # 25 of the 50
-    assert parts[10] == 1
-    assert sorted(parts.drop(10)) == [2] * 23 + [3]
-
-
-@pytest.mark.parametrize("n", [1, 3, 51, 60, 99, 100, 150])
-def test_rows_of_a_frame_in_memory_come_from_all_over_it(n):
-    frame = pd.DataFrame({"row": np.arange(100)})
-    rows = spread_rows(frame, n)["row"].to_numpy()
-    count = min(n, 100)
-    # As many of each part of it, but for one.
-    assert len(rows) == count
-    for parts in (2, 4):
-        found = np.histogram(rows, np.linspace(0, 100, parts + 1))[0]
-        assert found.max() - found.min() <= 1
-    assert len(spread_rows(frame[:0], n)) == 0
+    whole = pd.concat(frames)
+    total = len(whole)
+    for n in (1, rng.randrange(1, 40), total, total + 3):
+        expected = [place * total // min(n, total) for place in range(min(n, total))]
+        assert spread_rows(lazy, n, [*map(len, frames)])["row"].tolist() == expected
+        assert spread_rows(whole, n, [total])["row"].tolist() == expected
+        for parts in (2, 4):  # as many of each part of it, but for one
+            found = np.histogram(expected, np.linspace(0, total, parts + 1))[0]
+            assert total % parts or found.max() - found.min() <= 1
+    none = lazy[lazy["row"] < 0]
+    assert len(spread_rows(none, 3, [0] * none.npartitions)) == 0

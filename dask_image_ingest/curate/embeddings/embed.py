@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.arguments import check_frame, is_column, list_of_names, shown
+from dask_image_ingest.arguments import check_frame, list_of_names, shown
 from dask_image_ingest.curate.batches import map_images
 from dask_image_ingest.curate.embeddings.models import Head
 from dask_image_ingest.curate.embeddings.vectors import (
@@ -304,7 +304,7 @@ def embed_texts(
     0    0000         0.8
     """
     _check_output(frame, column)
-    if not is_column(texts, frame.columns) or texts == column:
+    if texts not in frame.columns or texts == column:
         raise ArgumentError(f"texts={shown(texts)}: pass another column of the frame than column=")
     _check_text_model(model)
     embedded = make_batch_map(

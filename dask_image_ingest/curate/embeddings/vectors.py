@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from dask_image_ingest.arguments import check_frame, is_column
+from dask_image_ingest.arguments import check_frame
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import MapColumns
 from dask_image_ingest.errors import ArgumentError
@@ -28,7 +28,7 @@ def check_vectors(frame: Any, column: Any) -> None:
     ArgumentError
     """
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
-    if not is_column(column, frame.columns):
+    if column not in frame.columns:
         raise ArgumentError(
             f"the frame has no column {column!r}: pass column=, the name of a column of vectors, "
             "such as embed() makes"

@@ -3,7 +3,13 @@
 In: a query. Out: a scan with columns, filters and limits; lineage and alignment of partitions.
 """
 
-from dask_image_ingest.dataset.plan.base_nodes import ImageNode, KeepsResults, PreservesRows, Read
+from dask_image_ingest.dataset.plan.base_nodes import (
+    ImageNode,
+    KeepsResults,
+    PreservesRows,
+    Read,
+    RowsAt,
+)
 from dask_image_ingest.dataset.plan.computed_columns import (
     AppendsColumns,
     MapColumns,
@@ -36,6 +42,7 @@ __all__ = [
     "MapColumns",
     "PreservesRows",
     "Read",
+    "RowsAt",
     "Scan",
     "ScanFiles",
     "ScanShards",

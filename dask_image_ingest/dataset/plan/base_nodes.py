@@ -10,10 +10,10 @@ from typing import Any, ClassVar, TypeAlias
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.client import check_workers
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.frames import backend_of
-from dask_image_ingest.scheduler_plugin import check_cluster_in_use
 from dask_image_ingest.storage import Search
 
 
@@ -72,7 +72,7 @@ class _TakesAnyMask(dx.Expr):
 
 
 class ImageNode(_TakesAnyMask):
-    """Base of this package's expressions; prepares the scheduler before their tasks are made."""
+    """Base of this package's expressions; checks the workers before their tasks are made."""
 
     @property
     def step(self) -> str:
@@ -85,7 +85,7 @@ class ImageNode(_TakesAnyMask):
         return f"{self.step}-{self.deterministic_token}"
 
     def _lower(self) -> dx.Expr | None:
-        check_cluster_in_use()
+        check_workers()
         return super()._lower()
 
 
@@ -353,3 +353,27 @@ class FilterRows(ImageNode, dx.Blockwise):
             needed = sorted(columns_of(self.predicate))
             return dx.plain_column_projection(self, parent, dependents, needed)
         return None
+
+
+def _mask_of_rows(frame: Any, positions: Any) -> Any:
+    mask = backend_of(frame).numpy.zeros(len(frame), bool)
+    mask[positions] = True
+    return type(frame)({"kept": mask}, index=frame.index)["kept"]
+
+
+class RowsAt(ImageNode, dx.Blockwise):
+    """Mask of the rows at some positions: ``positions`` has an array for each partition.
+
+    Below operations that keep all rows it is the same mask, and below those that drop some it is
+    not: it is not row-wise.
+    """
+
+    _parameters: ClassVar = ["frame", "positions"]
+    operation = staticmethod(_mask_of_rows)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return _mask_of_rows(self.frame._meta, np.empty(0, np.int64))
+
+    def _blockwise_arg(self, arg: Any, i: int) -> Any:
+        return arg[i] if isinstance(arg, tuple) else super()._blockwise_arg(arg, i)

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.arguments import is_column
 from dask_image_ingest.dataset.plan.computed_columns import MapColumns
 from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_bytes
 from dask_image_ingest.errors import ArgumentError
@@ -113,7 +112,7 @@ def _to_int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def check_encoded(meta: Any, column: Any) -> None:
     """Raise `ArgumentError` if the column does not exist or can't hold encoded images."""
-    if not is_column(column, meta.columns):
+    if column not in meta.columns:
         raise ArgumentError(f"image={column!r}: the frame has {', '.join(map(repr, meta.columns))}")
     references_of_bytes(meta.iloc[:0], column)
 

@@ -190,7 +190,7 @@ def for_each(
 
 def key_of(url: str, root: str, extensions: Sequence[str] = ()) -> str:
     """The path of a file below the root, without its suffix: the longest of ``extensions``."""
-    folder, slash, name = _path(url.removeprefix(root)).lstrip("/").rpartition("/")
+    folder, slash, name = _path(url.removeprefix(root)).removeprefix("/").rpartition("/")
     stem = name[: -len(extension_of(name, extensions) or name.rpartition(".")[2]) - 1]
     return f"{folder}{slash}{stem or name}"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.samples import SampleRows, known_samples
+from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, known_samples
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.dataset.warning import first_dot_hint
@@ -41,6 +41,11 @@ def open_first(
 
     If the first few shards are empty, opens the first of them. An index that can't be used is
     removed from ``indexes``.
+
+    Raises
+    ------
+    UnusableIndexError
+        If that shows only when the shard is read: open it again, without its index.
     """
     reasons: list[str] = []
     empty: list[Shard] = []
@@ -54,7 +59,8 @@ def open_first(
                 reasons.append(str(error))
                 continue
             if len(first.index):
-                yield first
+                with _without_unusable(first, indexes):
+                    yield first
                 return
         empty.append(shard)
         if len(empty) == _MOST_EMPTY:
@@ -63,6 +69,16 @@ def open_first(
         raise ShardError(f"none of the {len(shards)} shards can be read; the first: {reasons[0]}")
     with ExitStack() as opened:
         yield _open_shard(opened, empty[0], storage_options, indexes)
+
+
+@contextmanager
+def _without_unusable(first: FirstShard, indexes: dict[str, IndexFile]) -> Iterator[None]:
+    """Remove the index of a shard, with a warning, if it can't be used after all."""
+    try:
+        yield
+    except UnusableIndexError as error:
+        give_up(indexes.pop(first.shard.url), error, warn=True)
+        raise
 
 
 def _open_shard(
@@ -74,7 +90,7 @@ def _open_shard(
     index = indexes.get(shard.url)
     stored = known_samples(opened, index, storage_options, warn=True, all_places=True)
     if stored is not None:
-        late = opened.enter_context(open_late(shard, storage_options))
+        late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
         return FirstShard(shard, IndexedReader(stored, late), stored)
     content = opened.enter_context(open_shard(shard.url, storage_options, shard))
     indexes.pop(shard.url, None)

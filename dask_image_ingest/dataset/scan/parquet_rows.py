@@ -20,10 +20,18 @@ from dask_image_ingest.dataset.schema.file_columns import plain_type
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError
 from dask_image_ingest.frames import as_tensors, references_of_fields
-from dask_image_ingest.storage import ParquetSource, RowSpan, Shard, open_parquet
+from dask_image_ingest.storage import (
+    ParquetSource,
+    RowSpan,
+    Shard,
+    open_parquet,
+    unpacked_bytes,
+)
 
 # Bytes of a row at least, for its number, position and key.
 _BYTES_OF_A_ROW = 32
+
+_MOST_OF_A_COLUMN = (1 << 31) - 1  # bytes: its offsets have 32 bits
 
 
 class ParquetColumns:
@@ -143,12 +151,13 @@ class ParquetColumns:
     def _read(self, name: str, spans: Sequence[RowSpan], packed: bool) -> list[pa.Array]:
         if self.file is None or self.file.schema_arrow.get_field_index(name) < 0:
             return [self._absent(name, sum(span.stop - span.start for span in spans))]
-        type_ = self.file.schema_arrow.field(name).type
-        # Of struct<bytes, path> only the bytes, which can be read by pages.
+        schema = self.file.schema_arrow
+        type_, of_bytes = schema.field(name).type, f"{name}.bytes"
+        # Of struct<bytes, path> only the bytes, which can be read by pages. Not beside a column of
+        # that name, which pyarrow would read, too.
         of_files = packed and pa.types.is_struct(type_) and "bytes" in type_.names
-        return self.file.read_rows(
-            f"{name}.bytes" if of_files else name, spans, self._limit, packed
-        )
+        column = of_bytes if of_files and of_bytes not in schema.names else name
+        return self.file.read_rows(column, spans, self._limit, packed)
 
     def _absent(self, name: str, count: int) -> pa.Array:
         """The values of a column that the file lacks."""
@@ -169,6 +178,13 @@ class ParquetColumns:
                 return cast
         except pa.ArrowException:
             pass
+        nbytes = sum(map(unpacked_bytes, getattr(values, "chunks", [values])))
+        if nbytes > _MOST_OF_A_COLUMN:
+            raise ShardError(
+                f"{self.url} has {nbytes:,} bytes in the rows of its column {column.name!r} that "
+                "are read together, and a column holds 2 GiB: leave it out, or write the file "
+                "again with smaller row groups"
+            )
         raise ShardError(
             f"the column {column.name!r} of {self.url} is of type {values.type}, and some of its "
             f"values don't fit type {column.type}, which it has in the first of these files"

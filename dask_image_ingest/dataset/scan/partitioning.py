@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
@@ -14,16 +13,11 @@ from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import (
     Backend,
-    can_wait,
-    planned_workers,
     workers,
 )
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.storage import Shard, is_pipe
 from dask_image_ingest.url_secrets import UrlHolder
-
-# Seconds to wait for a first worker, or for the replacement of one that died.
-_PATIENCE = 10.0
 
 # Bytes of pixels per partition if the memory of workers is unknown.
 _DEFAULT_SIZE = 512 << 20
@@ -107,17 +101,12 @@ def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
 
 
 def _automatic(backend: Backend) -> int:
-    """Size of a partition by the memory of the workers. Waits for a worker that is starting."""
-    end = time.monotonic() + _PATIENCE
-    while (joined := workers()) == [] and can_wait() and time.monotonic() < end:
-        time.sleep(0.1)
+    """Size of a partition by the memory of the workers."""
+    joined = workers()
     # Without a worker, the memory of this machine says nothing: it may be a login node.
     why = do = ""
-    if joined == [] and can_wait():
+    if joined == []:
         why, do = "no worker has joined", "wait before the read: client.wait_for_workers(1)"
-    elif joined == []:
-        why = "the client, which is asynchronous, knows no worker yet"
-        do = "wait before the read: await client.wait_for_workers(1)"
     elif joined and backend.device == "cpu" and not any(w["memory_limit"] for w in joined):
         why, do = "no worker has a memory limit", "start them with --memory-limit"
     # Half of the largest: sizes are estimated by the first shard, and others may decode to more.
@@ -126,12 +115,6 @@ def _automatic(backend: Backend) -> int:
         warn_user(
             f"{why}, so partition_size='auto' takes {size >> 20} MiB of pixels, a sixteenth of a "
             f"worker of 8 GiB. Pass partition_size=, or {do}"
-        )
-    elif len(joined or ()) == 1 < (planned := planned_workers()):
-        warn_user(
-            f"1 of {planned} workers has joined, so partition_size='auto' takes {size >> 20} MiB "
-            "of pixels, by its memory. If others have less, pass partition_size=, or wait for them "
-            f"before the read: client.wait_for_workers({planned})"
         )
     return size
 

@@ -415,7 +415,7 @@ def open_rows(
     with ExitStack() as opened:
         stored = known_samples(opened, index, storage_options, warn)
         if stored is not None:
-            late = opened.enter_context(open_late(shard, storage_options))
+            late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
             yield SampleRows(url, late, stored, options, components, sidecar)
             return
         # As a lookup of this one shard tells its version, which an export compares: a listing of

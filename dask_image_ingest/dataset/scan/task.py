@@ -209,10 +209,11 @@ def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
         try:
             return _read_samples(split, spec, sidecar)
         except UnusableIndexError as error:
-            # A damaged column of the index, which shows only when it is read.
+            # A damaged column of the index, or another shard than its own: both show only when
+            # they are read.
             if split.index is None:
                 raise AssertionError("raised without an index") from error
-            give_up(split.index, error, warn=not split.part)
+            give_up(split.index, error, warn=True)
             return _read_samples(replace(split, index=None), spec, sidecar)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import json
 import math
 import operator
+import re
 import tokenize
+from base64 import b64decode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from decimal import Decimal
+from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
+from fractions import Fraction
 from itertools import accumulate
 from typing import Any
 
@@ -23,6 +27,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     as_lists,
     as_tensors,
+    has_type,
     is_bytes,
     is_list,
     is_number,
@@ -201,10 +206,10 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     if is_text(type_):
         return _null_or(_text)
     if pa.types.is_decimal(type_):
-        return _null_or(lambda value: pa.scalar(_decimal(value), type_).as_py())
+        return _null_or(lambda value: _decimal(value, type_))
     if pa.types.is_temporal(type_):
-        return _null_or(lambda value: _time(value, type_).as_py())
-    return _null_or(lambda value: _text(value).encode())
+        return _null_or(lambda value: _time(value, type_))
+    return _null_or(lambda value: b64decode(_text(value), validate=True))
 
 
 def _null_or(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -235,22 +240,67 @@ def _text(value: Any) -> str:
 
 
 def _integer(value: Any) -> int:
-    return int(value) if isinstance(value, float) and value.is_integer() else _exactly(int, value)
+    if isinstance(value, (float, Decimal)) and float(value).is_integer():
+        return int(float(value))
+    return _exactly(int, value)
 
 
 def _float(value: Any) -> float:
-    return value if isinstance(value, float) else float(_exactly(int, value))
+    return float(value if isinstance(value, (float, Decimal)) else _exactly(int, value))
 
 
-def _decimal(value: Any) -> Decimal:
-    return Decimal(str(value) if isinstance(value, float) else _exactly(int, value))
+_EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
-def _time(value: Any, type_: pa.DataType) -> pa.Scalar:
-    # A string is ISO 8601, a number counts the type's unit since the epoch.
-    if isinstance(value, str):
-        return pa.scalar(value).cast(type_)
-    return pa.scalar(_integer(value), type_)
+def _decimal(value: Any, type_: pa.DataType) -> Decimal:
+    number = value if isinstance(value, Decimal) else Decimal(_exactly(int, value))
+    number = number.normalize(_EXACT)
+    # pyarrow 26 makes zero of some numbers with more digits, and crashes for 1e-999999999.
+    exponent = int(number.as_tuple().exponent)
+    if number and (number.adjusted() >= type_.precision - type_.scale or exponent < -type_.scale):
+        raise ValueError
+    return number
+
+
+def _number_of_text(text: str) -> Decimal | float:
+    with suppress(ArithmeticError):
+        return Decimal(text)
+    return float(text)  # its exponent is larger than those of decimals
+
+
+_DURATION = re.compile(
+    r"P(?=.*\d)(?:(-?\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+(?:\.\d+)?)S)?)?", re.ASCII
+)
+_TIME_OF_DAY = re.compile(r"()([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d(?:\.\d+)?))?", re.ASCII)
+_ZEROS = re.compile(r"(?:\.|(\.\d*[1-9]))0+(?!\d)", re.ASCII)  # at the end of a fraction
+_UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+
+
+def _time(value: Any, type_: pa.DataType) -> int:
+    """A time in the type's unit: a string is ISO 8601, a number counts the unit."""
+    if not isinstance(value, str):
+        time = pa.scalar(_integer(value), type_)
+    elif pa.types.is_time(type_):
+        time = pa.scalar(_units(_TIME_OF_DAY, value, type_), type_)
+    elif pa.types.is_duration(type_):
+        time = pa.scalar(_units(_DURATION, value, type_), type_)
+    else:
+        # Arrow takes no more digits than the type has.
+        time = pa.scalar(_ZEROS.sub(r"\1", value)).cast(type_)
+    time.as_py()  # raises for times that Python does not have; but it has no nanoseconds of a day
+    return int(time.value)
+
+
+def _units(form: re.Pattern[str], text: str, type_: pa.DataType) -> int:
+    """Days, hours, minutes and seconds as a whole number of a type's units."""
+    match = form.fullmatch(text)
+    if match is None:
+        raise ValueError
+    days, hours, minutes, seconds = (Fraction(part or 0) for part in match.groups())
+    count = (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * _UNITS[type_.unit]
+    if count.denominator != 1:
+        raise ValueError
+    return count.numerator
 
 
 def _exactly(kind: type, value: Any) -> Any:
@@ -347,12 +397,12 @@ def _plain_integers(contents: Sequence[bytes | None], type_: pa.DataType) -> pa.
         return None
 
 
-def parse_json(content: bytes) -> Any:
+def parse_json(content: bytes, parse_float: Callable[[str], Any] | None = None) -> Any:
     """Parse a JSON member."""
     # Parsed, it may take ten times the memory. Its depth is limited by Python's recursion limit.
     if len(content) > LARGEST_JSON:
         raise ValueError(f"JSON of {len(content)} bytes")
-    return json.loads(content)
+    return json.loads(content, parse_float=parse_float)
 
 
 def parse_integer(content: bytes) -> int:
@@ -420,18 +470,21 @@ def is_supported(type_: pa.DataType) -> bool:
 
 
 def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
+    # Decimals have digits that a float does not.
+    parse_float = _number_of_text if has_type(type_, pa.types.is_decimal) else None
+    parse = functools.partial(parse_json, parse_float=parse_float)
     if path is not None:
-        return _json_field(path)
+        return _json_field(path, parse)
     if pa.types.is_integer(type_):
         return parse_integer
-    return _parse_float if pa.types.is_floating(type_) else parse_json
+    return _parse_float if pa.types.is_floating(type_) else parse
 
 
-def _json_field(path: str) -> Callable[[bytes], Any]:
+def _json_field(path: str, parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     steps = path.split(".")
 
     def field(content: bytes) -> Any:
-        value = parse_json(content)
+        value = parse(content)
         if isinstance(value, dict) and path in value:
             return value[path]
         for step in steps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,8 +29,19 @@ def encoded_bytes(array: pa.Array) -> pa.LargeBinaryArray:
     if pa.types.is_dictionary(array.type):
         array = array.dictionary_decode()
     if is_byte_list(array.type):
-        array = bytes_of(array)
+        array = bytes_of(_without_gaps(array))
     return array.cast(pa.large_binary())
+
+
+def _without_gaps(lists: pa.Array) -> pa.Array:
+    """Lists of bytes, null where nulls are among the bytes: such a row has no image."""
+    gaps = np.flatnonzero(lists.values.is_null().to_numpy(zero_copy_only=False))
+    if not len(gaps):
+        return lists
+    rows = np.searchsorted(lists.offsets.to_numpy(), gaps, "right") - 1
+    is_whole = np.ones(len(lists), bool)
+    is_whole[rows[(rows >= 0) & (rows < len(lists))]] = False
+    return pc.if_else(pa.array(is_whole), lists, pa.scalar(None, lists.type))
 
 
 def encoded_views(array: pa.Array) -> list[memoryview | None]:

@@ -26,7 +26,7 @@ import dask
 from distributed import Worker, get_worker
 from distributed.utils import sync
 
-from dask_image_ingest.scheduler_plugin import HAS_KILLED
+from dask_image_ingest.client import HAS_KILLED
 
 _METADATA = "image-ingest-crashes"
 

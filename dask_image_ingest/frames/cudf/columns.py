@@ -33,6 +33,7 @@ from dask_image_ingest.frames.image_dtype import (
     image_array,
     image_views,
 )
+from dask_image_ingest.frames.nested_dtype import one_chunk
 from dask_image_ingest.frames.reference_dtype import REFERENCE
 
 # Most digits of a decimal in cuDF.
@@ -276,7 +277,8 @@ def _empty_column(type_: pa.DataType) -> plc.Column:
 
 def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataType) -> plc.Column:
     """Column of ``values`` at ``rows``; other rows are null."""
-    if isinstance(values, pa.Array):
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        values = one_chunk(values)
         positions = np.zeros(length, np.int64)
         positions[rows] = np.arange(len(rows))
         is_null = np.ones(length, bool)

@@ -24,31 +24,38 @@ from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
     EXPORT_ADVICE,
+    HASHES_ADVICE,
     INDEX_ADVICE,
+    PAGE_ADVICE,
     PARQUET_ADVICE,
     STAGING,
     OutputStore,
     WriteAdvice,
+    parsed,
     translate_write_errors,
 )
 from dask_image_ingest.storage.output.swap import (
     JOURNAL,
     REPLACEMENT,
+    REPLACING,
     refuse_sources,
     refuse_unfinished,
     replacement_of,
     swap,
 )
-from dask_image_ingest.storage.shard import local_path
+from dask_image_ingest.storage.shard import as_folder, local_path
 
 __all__ = [
     "CHECKPOINT_ADVICE",
     "EXPORT_ADVICE",
+    "HASHES_ADVICE",
     "INDEX_ADVICE",
     "JOURNAL",
     "LOCK",
+    "PAGE_ADVICE",
     "PARQUET_ADVICE",
     "REPLACEMENT",
+    "REPLACING",
     "RUN",
     "STAGING",
     "OutputStore",
@@ -56,6 +63,7 @@ __all__ = [
     "begin_run",
     "end_run",
     "open_output",
+    "parsed",
     "refuse_ended_run",
     "refuse_other_run",
     "refuse_sources",
@@ -69,7 +77,7 @@ __all__ = [
 def open_output(
     folder: str, advice: WriteAdvice, storage_options: dict[str, Any] | None
 ) -> OutputStore:
-    """The output store at a path or URL.
+    """The output store at a path or URL, which may end with a slash.
 
     Raises
     ------
@@ -81,4 +89,4 @@ def open_output(
         return LocalStore(os.path.abspath(os.path.expanduser(local)), advice)
     if "::" in folder:
         raise ArgumentError(f"{folder!r} is a chain of file systems, which is read and not written")
-    return RemoteStore(folder.rstrip("/"), storage_options, advice)
+    return RemoteStore(as_folder(folder), storage_options, advice)

@@ -50,7 +50,7 @@ class LocalStore:
 
     def create(self, name: str, content: bytes) -> bool:
         target = self._path(name)
-        with self.scratch() as file:
+        with self.scratch(name) as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
@@ -66,7 +66,7 @@ class LocalStore:
         return True
 
     def put(self, name: str, content: bytes, check: Check | None = None) -> None:
-        with self.scratch() as file:
+        with self.scratch(name) as file:
             file.write(content)
             self.commit(file, name, check)
 
@@ -82,10 +82,11 @@ class LocalStore:
                 file.write(content)
 
     @contextmanager
-    def scratch(self) -> Iterator[BufferedRandom]:
+    def scratch(self, name: str = "") -> Iterator[BufferedRandom]:
         """A temporary file in the staging folder, so that a commit is a rename."""
+        where = self.locate(name) if name else self.url
         # Around the file, since closing it writes, too, and may find the disk full.
-        with translate_write_errors(self.url, self.advice), _created(self._path(STAGING)) as file:
+        with translate_write_errors(where, self.advice), _created(self._path(STAGING)) as file:
             try:
                 yield file
             finally:

@@ -24,10 +24,16 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output.local_store import LocalStore
-from dask_image_ingest.storage.output.store import STAGING, OutputStore, translate_write_errors
+from dask_image_ingest.storage.output.store import (
+    STAGING,
+    OutputStore,
+    parsed,
+    translate_write_errors,
+)
 from dask_image_ingest.storage.output.swap import finish_swap
 
 #: The file with the lock, or with the record of its owner.
@@ -190,7 +196,7 @@ def _create_record(output: OutputStore, run: str, steal: bool) -> None:
     if output.create(LOCK, _record(run, 0)):
         return
     record = output.read(LOCK)
-    who = json.loads(record or b"{}").get("who", "not known who")
+    who = parsed(record).get("who", "not known who")
     if not steal:
         raise ExportError(
             f"another run writes to {output.url}, or was killed there ({who}). If it is dead, "
@@ -246,10 +252,9 @@ def _refuse_other_owner(
         )
 
 
-def _owner(output: OutputStore) -> str | None:
+def _owner(output: OutputStore) -> Any:
     """The run that the record names; None without a record."""
-    record = output.read(LOCK)
-    return json.loads(record)["run"] if record else None
+    return parsed(output.read(LOCK)).get("run")
 
 
 def _record(run: str, beat: int) -> bytes:

@@ -15,7 +15,7 @@ import dask
 import pyarrow as pa
 
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
+from dask_image_ingest.storage.fsspec_compat import entries_in, file_system, find_below
 from dask_image_ingest.storage.output.store import (
     EXPORT_ADVICE,
     STAGING,
@@ -23,9 +23,7 @@ from dask_image_ingest.storage.output.store import (
     WriteAdvice,
     translate_write_errors,
 )
-
-# Protocols with atomic uploads. Elsewhere a file is uploaded under another name, then renamed.
-_ATOMIC_UPLOADS = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
+from dask_image_ingest.storage.shard import OBJECT_STORES, FileSystem
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ class RemoteStore:
         raise NotImplementedError(f"{self.locate(name)}: object stores have no appends")
 
     @contextmanager
-    def scratch(self) -> Iterator[BufferedRandom]:
+    def scratch(self, name: str = "") -> Iterator[BufferedRandom]:
         """An unnamed local file, which vanishes with the process."""
         folder = dask.config.get("temporary-directory", None)
         where = f"a temporary file in {folder or tempfile.gettempdir()}"
@@ -137,23 +135,20 @@ class RemoteStore:
         with translate_write_errors(self.url, self.advice, anything=True):
             self._fs.invalidate_cache()
             try:
-                entries = self._fs.ls(self._path(folder), detail=True)
+                entries = entries_in(self._fs, self._path(folder))
             except FileNotFoundError:
                 return {}
-        return {
-            entry["name"].rstrip("/").rpartition("/")[2]: entry["size"]
-            for entry in entries
-            if entry["type"] == "file"
-        }
+        return {name: entry["size"] for name, entry in entries.items() if entry["type"] == "file"}
 
     def names(self) -> list[str]:
         with translate_write_errors(self.url, self.advice, anything=True):
             self._fs.invalidate_cache()
-            found = [path[len(self._path()) :].lstrip("/") for path in self._fs.find(self._path())]
+            found = find_below(self._fs, self._path())
         return [name for name in found if not name.startswith(f"{STAGING}/")]
 
     def remove(self, names: Iterable[str]) -> None:
         with translate_write_errors(self.url, self.advice, anything=True):
+            self._fs.invalidate_cache()
             existing = [path for path in map(self._path, names) if self._fs.exists(path)]
             if existing:
                 self._fs.rm(existing)
@@ -176,10 +171,11 @@ class RemoteStore:
     @property
     def _uploads_are_atomic(self) -> bool:
         protocol = self._fs.protocol
-        return not _ATOMIC_UPLOADS.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
+        # Elsewhere a file is uploaded under another name, then renamed.
+        return not OBJECT_STORES.isdisjoint([protocol] if isinstance(protocol, str) else protocol)
 
     def _path(self, name: str = "") -> str:
-        root = file_system(self.url, self.storage_options)[1].rstrip("/")
+        root = file_system(self.url, self.storage_options)[1]
         return f"{root}/{name}" if name else root
 
     def _make_folder(self, name: str) -> None:

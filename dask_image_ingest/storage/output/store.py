@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import errno
+import json
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from io import BufferedRandom
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError
+from dask_image_ingest.texts import error_text
 
 #: Subfolder for unfinished files, which readers of shards skip.
 STAGING = "_staging"
@@ -35,10 +37,13 @@ class WriteAdvice:
 EXPORT_ADVICE = WriteAdvice("run it again, to_webdataset() with resume=True")
 CHECKPOINT_ADVICE = WriteAdvice("run it again, checkpoint() goes on where it stopped")
 PARQUET_ADVICE = WriteAdvice("run it again, to_parquet_images() with overwrite=True")
+HASHES_ADVICE = WriteAdvice("run it again")
 INDEX_ADVICE = WriteAdvice(
     "run it again, write_index() goes on where it stopped",
     "pass folder= to have the indexes elsewhere",
 )
+
+PAGE_ADVICE = WriteAdvice("write the page again", "choose another folder for the page")
 
 
 class OutputStore(Protocol):
@@ -68,8 +73,8 @@ class OutputStore(Protocol):
     def append(self, name: str, content: bytes) -> None:
         """Append to a file, which is created if there is none; survives a kill of the process."""
 
-    def scratch(self) -> AbstractContextManager[BufferedRandom]:
-        """A temporary file, deleted on exit unless committed."""
+    def scratch(self, name: str = "") -> AbstractContextManager[BufferedRandom]:
+        """A temporary file for a file of this name, deleted on exit unless committed."""
 
     def commit(self, file: BufferedRandom, name: str, check: Check | None = None) -> None:
         """Move a complete scratch file to its final name; calls ``check`` right before."""
@@ -105,6 +110,15 @@ class OutputStore(Protocol):
         """Remove the folder of unfinished files, unless another process is writing there."""
 
 
+def parsed(content: bytes | None) -> dict[str, Any]:
+    """A small file's JSON object; empty if there is no file, or anything else in it."""
+    try:
+        found = json.loads(content or b"{}")
+    except (ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 @contextmanager
 def translate_write_errors(
     where: str, advice: WriteAdvice, anything: bool = False, done: str = "written"
@@ -136,7 +150,7 @@ def translate_write_errors(
         if not anything:
             raise
         raise ExportError(
-            f"{where} cannot be {done}: {type(error).__name__}: {error}. {_how_to_resume(advice)}"
+            f"{where} cannot be {done}: {error_text(error)}. {_how_to_resume(advice)}"
         ) from error
 
 

@@ -15,13 +15,14 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError, ShardError
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.remote_store import RemoteStore
-from dask_image_ingest.storage.output.store import STAGING, OutputStore
+from dask_image_ingest.storage.output.store import STAGING, OutputStore, parsed
 from dask_image_ingest.storage.search import Search
-from dask_image_ingest.storage.shard import identities
+from dask_image_ingest.storage.shard import identities, is_object_store, start_of
 
 
 def refuse_sources(
@@ -57,7 +58,7 @@ def refuse_sources(
     written = tuple(written)
     folders: dict[str, str] = {}
     targets = set().union(*(identities(url, folders) for url in written))
-    whole = [] if folder is None else [(*i[:2], f"{i[2].rstrip('/')}/") for i in identities(folder)]
+    whole = [] if folder is None else [start_of(each) for each in identities(folder)]
     for source in sorted(sources):
         for kind, host, path in identities(source, folders):
             if (kind, host, path) in targets:
@@ -82,6 +83,10 @@ JOURNAL = "part.unfinished.parquet"
 #: The subfolder for files that replace others when all are whole.
 REPLACEMENT = f"{STAGING}/new"
 
+#: The file that says which call is to replace the others: it is written first, so that a call
+#: that was killed before anything else goes on, too, and removed by the swap.
+REPLACING = f"{STAGING}/replacing"
+
 
 def replacement_of(output: OutputStore) -> OutputStore:
     """An output folder in the staging folder of another one, whose files it is to replace."""
@@ -103,7 +108,7 @@ def swap(output: OutputStore, new: Mapping[str, str], old: Sequence[str]) -> Non
         A mark of completion comes first.
     """
     output.fsync()
-    output.put(JOURNAL, json.dumps({"new": dict(new), "old": list(old)}).encode())
+    output.put(JOURNAL, json.dumps({"new": dict(new), "old": [*old, REPLACING]}).encode())
     output.fsync()
     finish_swap(output)
 
@@ -124,10 +129,23 @@ def refuse_unfinished(files: Iterable[str]) -> None:
 
 
 def finish_swap(output: OutputStore) -> None:
-    """Go on with a swap where it was killed; does nothing without one."""
-    journal = json.loads(output.read(JOURNAL) or b"{}")
-    if not journal:
+    """Go on with a swap where it was killed; does nothing without one.
+
+    Raises
+    ------
+    ExportError
+        If the file that says so is none of this package's.
+    """
+    content = output.read(JOURNAL)
+    if content is None:
         return
+    journal = parsed(content)
+    if not _is_journal(journal, output):
+        raise ExportError(
+            f"{output.locate(JOURNAL)} is damaged, or not from this release: it names the files "
+            f"that a write which was interrupted goes on to replace by those in "
+            f"{output.locate(STAGING)}. Move it away, and check what is there"
+        )
     folders = {os.path.dirname(name) for name in journal["new"]}
     staged = {f"{folder}/{name}" for folder in folders for name in output.sizes(folder)}
     waiting = {name: at for name, at in journal["new"].items() if name in staged}
@@ -137,3 +155,26 @@ def finish_swap(output: OutputStore) -> None:
         output.move(name, at)
     output.fsync()
     output.remove([JOURNAL])
+
+
+def _is_journal(journal: dict[str, Any], output: OutputStore) -> bool:
+    """True if a swap may have written it: all of its names are of files in the folder."""
+    new, old = journal.get("new"), journal.get("old")
+    if not isinstance(new, dict) or not isinstance(old, list):
+        return False
+    names = [*new, *new.values(), *old]
+    staged = all(name.startswith(f"{STAGING}/") for name in new)
+    return staged and all(isinstance(name, str) and _is_inside(name, output) for name in names)
+
+
+def _is_inside(name: str, output: OutputStore) -> bool:
+    """True for the name of a file in a folder or below it; not behind a link."""
+    if is_object_store(output.url):
+        return bool(name)
+    if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
+        return False
+    if not isinstance(output, LocalStore):
+        return True
+    top = os.path.realpath(output.url)
+    folder = os.path.realpath(os.path.dirname(output.locate(name)))
+    return os.path.commonpath([top, folder]) == top

@@ -10,9 +10,11 @@ from datetime import datetime
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
-from dask_image_ingest.storage.fsspec_compat import FileSystem, translate_errors
+from dask_image_ingest.storage.fsspec_compat import info_of, translate_errors
 from dask_image_ingest.storage.remote.fetch import Head, Retries, RetryableError, call_with_retry
 from dask_image_ingest.storage.settings import configured_settings
+from dask_image_ingest.storage.shard import FileSystem
+from dask_image_ingest.texts import error_text
 
 # Keys holding a file's version, most reliable first: hashes of its content, then times.
 _VERSIONS = (
@@ -68,7 +70,7 @@ class FsspecSource:
         self._lock = nullcontext() if fs.async_impl else threading.Lock()
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
-        info = self._request(self._fs.info, self._path)
+        info = self._request(info_of, self._fs, self._path)
         if info["size"] is None:
             whole = self._request(self._fs.cat_file, self._path)
             return Head(whole, len(whole))
@@ -146,7 +148,7 @@ def _request(url: str, call: Any, *args: Any, **kwargs: Any) -> Any:
             # fsspec's HTTP file system raises FileNotFoundError from whatever went wrong.
             hidden = cause.__cause__ if isinstance(cause, FileNotFoundError) else None
             reason = hidden or cause
-            raise RetryableError(f"{type(reason).__name__}: {reason}") from safe_cause(cause)
+            raise RetryableError(error_text(reason)) from safe_cause(cause)
         error.__cause__ = safe_cause(cause)
         raise
 

@@ -32,6 +32,7 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
 from dask_image_ingest.storage.remote.fetch import Head, RetryableError
 from dask_image_ingest.storage.settings import Settings
 from dask_image_ingest.storage.shard import as_sent
+from dask_image_ingest.texts import error_text
 
 # By proxy and number of connections; emptied in a forked process, which must not share sockets.
 _managers: dict[tuple[str | None, int], urllib3.PoolManager] = {}
@@ -278,22 +279,19 @@ def _translate_errors(url: str) -> Iterator[None]:
     try:
         yield
     except (SSLError, LocationValueError, InvalidHeader) as error:
-        raise ShardError(f"{url} cannot be read: {type(error).__name__}: {error}") from safe_cause(
-            error
-        )
+        raise ShardError(f"{url} cannot be read: {error_text(error)}") from safe_cause(error)
     except HTTPError as error:
         cause = getattr(error, "reason", None)
         if isinstance(cause, (SSLError, ResponseError)):  # ResponseError: too many redirects
-            raise ShardError(
-                f"{url} cannot be read: {type(cause).__name__}: {cause}"
-            ) from safe_cause(error)
+            raise ShardError(f"{url} cannot be read: {error_text(cause)}") from safe_cause(error)
         root = cause if isinstance(cause, Exception) else error
         unreached = isinstance(root, (NewConnectionError, ConnectTimeoutError))
         stalled = isinstance(root, ReadTimeoutError)
-        message = f"{type(root).__name__}: {root}"
-        raise RetryableError(message, unreached=unreached, stalled=stalled) from safe_cause(error)
+        raise RetryableError(
+            error_text(root), unreached=unreached, stalled=stalled
+        ) from safe_cause(error)
     except OSError as error:
-        raise RetryableError(f"{type(error).__name__}: {error}") from safe_cause(error)
+        raise RetryableError(error_text(error)) from safe_cause(error)
 
 
 def _version(response: urllib3.BaseHTTPResponse) -> tuple[str, str]:

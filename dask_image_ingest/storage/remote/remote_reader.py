@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.fsspec_compat import FileSystem, file_system
+from dask_image_ingest.storage.fsspec_compat import file_system
 from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
 from dask_image_ingest.storage.remote.fetch import (
     Head,
@@ -28,7 +28,7 @@ from dask_image_ingest.storage.remote.fetch import (
 from dask_image_ingest.storage.remote.fsspec_source import FsspecSource
 from dask_image_ingest.storage.remote.http import HTTPSource, credentials
 from dask_image_ingest.storage.settings import Settings, configured_settings
-from dask_image_ingest.storage.shard import Shard, changed
+from dask_image_ingest.storage.shard import FileSystem, Shard, changed
 from dask_image_ingest.storage.streams import SpillFile, without_pipes_allowed
 
 #: Page size in bytes. Ranges start at a page boundary, so that none overlaps another.

@@ -625,9 +625,8 @@ def test_a_prompt_may_have_other_braces():
 def test_a_head_refuses_what_is_no_array_of_its_vectors(given):
     with pytest.raises(dii.ArgumentError, match=r"an array \(n, 3\)"):
         Head([(np.ones((1, 3)), [0])])(given)
-    for path in (None, 3, "."):
-        with pytest.raises(dii.ArgumentError, match="pass the path of a file"):
-            Head.load(path)
+    with pytest.raises(dii.ArgumentError, match="pass the path of a file"):
+        Head.load(".")
 
 
 def test_a_tokenizer_is_loaded_once(monkeypatch, tmp_path):

@@ -192,7 +192,6 @@ def test_rows_without_a_direction_overlap_nothing_and_ties_go_to_the_first():
     ("options", "message"),
     [
         ({"by": "vector"}, "choose 'bytes', 'pixels', 'pdq', or a column of vectors"),
-        ({"by": ["embedding"]}, "choose 'bytes', 'pixels', 'pdq', or a column of vectors"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"threshold": 0}, "threshold=0"),
         ({"variants": ["mirrored"]}, "variants= are those of PDQ"),

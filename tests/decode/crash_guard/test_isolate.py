@@ -132,14 +132,14 @@ def died(dask_scheduler) -> int:
 
 @pytest.mark.nightly
 @pytest.mark.usefixtures("spawned")
-def test_a_job_that_died_of_an_image_names_the_shard_and_finds_it_in_the_next_run(
+def test_a_job_that_died_of_an_image_names_the_shard(
     shards, members, tmp_path, monkeypatch, capsys
 ):
     """Of workers without a folder for a journal, of which Dask allows none to die."""
     for name, value in plant(tmp_path / "bug").items():
         monkeypatch.setenv(name, value)
     alone = {"image-ingest.crash-journal": os.devnull, "distributed.scheduler.allowed-failures": 0}
-    said = rf"1 worker that read .*{shards[3].name} died, the last one at tcp.* Run this again"
+    said = rf"1 worker that read .*{shards[3].name} died, the last one at tcp.*allowed-failures"
     with (
         dask.config.set(alone),
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
@@ -149,14 +149,10 @@ def test_a_job_that_died_of_an_image_names_the_shard_and_finds_it_in_the_next_ru
         address = cluster.scheduler_address
         assert cli.main(["check", str(shards[3]), "--scheduler", address]) == 1
         assert re.search(said, capsys.readouterr().err)
-        ddf = dii.read_webdataset_images(shards[3], backend="pandas")
+        ddf = dii.read_webdataset_images(shards[3], backend="pandas", partition_size=None)
         mapped = ddf[ddf.height > 1].images.map_batches(sums, {"n": "int64"}, keep_image=True)
         with pytest.raises(DaskImageIngestError, match=said):
             list(mapped.images.iter_batches(4))
-        with pytest.raises(DaskImageIngestError, match=said):
-            list(ddf.images.iter_batches(4))
-        assert sum(len(batch["image"]) for batch in ddf.images.iter_batches(4)) == 9
-        assert ddf.compute().set_index("__key__")["error"].dropna().index.tolist() == ["31"]
 
 
 def sums(images):

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import random
+import re
 import shutil
 
 import dask
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from dying import dies, moments
+from dying import dies, dying_at, moments
 from PIL import Image
 from tars import tar
-from witnesses import by_webdataset, shards_in
+from witnesses import by_webdataset, contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
 from dask_image_ingest.storage.output.local_store import LocalStore
-from dask_image_ingest.storage.output.swap import JOURNAL, finish_swap, swap
+from dask_image_ingest.storage.output.swap import JOURNAL, REPLACING, finish_swap, swap
 
 
 def png(number: int) -> bytes:
@@ -98,8 +100,9 @@ class Resumed(Shards):
     def go_on(self, source, out):
         try:
             self.write(source, out, True, resume=True)
-        except ExportError:  # nothing of the new one is there
+        except ExportError:  # killed before its first file: it has not begun
             assert self.found(out) == self.OLD
+            assert not (out / REPLACING).exists()
             self.write(source, out, True)
 
 
@@ -127,8 +130,9 @@ class Checkpoint(Parquet):
     def go_on(self, source, out):
         try:
             dii.checkpoint(self.frame(source, True), out)  # goes on with what was begun
-        except ExportError:  # has the results of other work
+        except ExportError:  # has the results of other work, and this has not begun
             assert self.found(out) == self.OLD
+            assert not (out / REPLACING).exists()
             self.write(source, out, True)
 
 
@@ -202,6 +206,29 @@ def test_a_writer_that_dies_leaves_the_old_or_the_new_or_a_gap_that_is_seen(
     assert {path.name: path.read_bytes() for path in source.iterdir()} == before
 
 
+@pytest.mark.parametrize("count", [1, pytest.param(1000, marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("kind", [Parquet, Shards, Checkpoint, Index, CombinedIndex])
+def test_a_writer_whose_disk_dies_names_what_it_could_not_write(
+    kind, count, source, tmp_path, seed
+):
+    writer, out, old = kind(), tmp_path / "out", tmp_path / "old"
+    with dask.config.set(scheduler="synchronous"):
+        writer.write(source, out, False)
+        shutil.copytree(out, old)
+        made = moments(lambda: writer.write(source, out, True))
+        # The last change may be one of those that clean up, which the next call does again.
+        for moment in random.Random(seed).sample(made[:-1], min(count, len(made) - 1)):
+            shutil.rmtree(out)
+            shutil.copytree(old, out)
+            broken = OSError(errno.EIO, "Input/output error")
+            told = rf"{re.escape(str(out))}.* cannot be (written|read): Input/output error"
+            with dying_at(moment, broken), pytest.raises(ExportError, match=told):
+                writer.write(source, out, True)
+            assert writer.found(out) in (writer.OLD, writer.NEW, None), moment
+            writer.go_on(source, out)
+            assert writer.found(out) == writer.NEW, moment
+
+
 def test_what_was_being_moved_is_moved_by_whoever_comes_next(tmp_path):
     store = LocalStore(str(tmp_path))
     for name in ("a", "b", "gone", "_staging/x", "_staging/y"):
@@ -214,6 +241,82 @@ def test_what_was_being_moved_is_moved_by_whoever_comes_next(tmp_path):
     finish_swap(store)
     assert store.sizes().keys() == {"a", "b"}
     assert (store.read("a"), store.read("b")) == (b"_staging/x", b"_staging/y")
+
+
+@pytest.mark.parametrize(
+    "journal",
+    [
+        b"", b"{}", b"[]", b"nul", b"\xff\xfe", b"[" * 100_000, b'{"new": [], "old": []}',
+        b'{"new": {}, "old": [3]}', b'{"new": {"_staging/x": 5}, "old": []}',
+        b'{"new": {}, "old": ["../precious"]}', b'{"new": {}, "old": ["link/precious"]}',
+        b'{"new": {"_staging/x": "../precious"}, "old": []}', b'{"new": {}, "old": ["a\\u0000"]}',
+        b'{"new": {"precious": "there"}, "old": []}', b'{"new": {}, "old": [""]}',
+    ],
+)  # fmt: skip
+def test_a_list_of_replaced_files_that_no_swap_wrote_moves_and_removes_nothing(journal, tmp_path):
+    store = LocalStore(str(tmp_path / "out"))
+    for path in (tmp_path / "precious", tmp_path / "elsewhere" / "precious"):
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(b"kept")
+    store.put("_staging/x", b"new")
+    (tmp_path / "out" / "link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "out" / JOURNAL).write_bytes(journal)
+    before = contents(tmp_path)
+    with pytest.raises(ExportError, match=f"{JOURNAL} is damaged, or not from this release"):
+        finish_swap(store)
+    assert contents(tmp_path) == before
+
+
+@pytest.mark.rounds(3, nightly=100)
+def test_of_two_killed_overwrites_the_last_goes_on(source, tmp_path, seed):
+    out, random_ = tmp_path / "out", random.Random(seed)
+    frame = read(source).drop(columns="image")
+
+    def export(size, **how):
+        dii.to_webdataset(frame, f"{out}/{{shard:03d}}.tar", samples_per_shard=size, **how)
+
+    with dask.config.set(scheduler="synchronous"):
+        export(5)
+        before, made = contents(out), moments(lambda: export(1, overwrite=True))
+        shutil.rmtree(out)
+        export(5)
+        assert dies(random_.choice(made), lambda: export(1, overwrite=True))
+        assert dies(random_.choice(made[:60]), lambda: export(3, overwrite=True))
+        try:
+            export(3, resume=True)
+        except ExportError:  # it has not come so far as to say that it has begun
+            mark = out / REPLACING
+            assert not mark.exists() or b'"samples_per_shard": 1,' in mark.read_bytes()
+            finished = {name: digest for name, digest in contents(out).items() if name in before}
+            assert finished == before or len(shards_in(out)) == 6
+            export(3, overwrite=True)
+    assert [len(by_webdataset([shard])) for shard in shards_in(out)] == [3, 3]
+    assert not {path.name for path in out.iterdir()} & {"_staging", "_lock", JOURNAL}
+
+
+def test_a_killed_overwrite_of_a_checkpoint_by_itself_computes_all_of_it(source, tmp_path):
+    calls = []
+
+    def number(image):
+        calls.append(len(image))
+        return {"n": [len(calls)] * len(image)}
+
+    def stored(**how):
+        frame = dii.read_webdataset_images(source, backend="pandas")
+        made = frame.images.map_batches(number, {"n": "int64"}, batch_size=2)
+        return dii.checkpoint(made[["__key__", "n"]], tmp_path / "out", version="1", **how)
+
+    with dask.config.set(scheduler="synchronous"):
+        stored()
+        assert calls == [2] * 3
+        made = moments(lambda: stored(overwrite=True))
+        for moment in (made[len(made) // 3], made[len(made) // 2]):
+            assert dies(moment, lambda: stored(overwrite=True))
+            computed = len(calls)
+            stored()
+            values = stored()["n"].compute()
+            assert len(calls) > computed, moment
+            assert values.min() > 6, moment
 
 
 def test_a_folder_that_is_being_replaced_is_read_by_nobody(source, tmp_path):

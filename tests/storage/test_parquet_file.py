@@ -1,4 +1,4 @@
-"""Rows of a large row group are read by its pages: pyarrow's values, without the other bytes."""
+"""A few rows of a large row group are read in batches: pyarrow's values, in their memory."""
 
 import io
 
@@ -82,31 +82,22 @@ def test_rows_are_those_of_a_whole_read(kind, seed, monkeypatch):
         assert values == [value["bytes"] for value in table["x"].to_pylist()[5:9]]
 
 
-def test_only_the_pages_of_the_rows_are_read(monkeypatch):
-    monkeypatch.setattr(parquet_file, "_LARGE_GROUP", 0)
+def test_a_few_rows_of_a_large_group_take_the_memory_of_these_rows(monkeypatch):
     rng = np.random.default_rng(0)
-    values = pa.array([rng.bytes(10_000) for _ in range(ROWS)])
+    values = pa.array([rng.bytes(20_000) for _ in range(2000)])
     file = io.BytesIO()
-    options = {"use_dictionary": False, "write_batch_size": 10, "data_page_size": 1}
-    pq.write_table(pa.table({"x": values}), file, **options)
-    content = Counted(file.getvalue())
-    source = ParquetSource("a.parquet", content)
-    content.read = 0
-    arrays = source.read_rows("x", [RowSpan(0, 300, 330)])
-    assert pa.chunked_array(arrays).equals(pa.chunked_array([values[300:330]]))
-    assert content.read < 45 * 10_000 + 60 * 256
-
-
-@pytest.mark.parametrize("compression", ["none", "snappy"])
-def test_a_page_beyond_the_limit_is_an_error_for_each_of_its_rows(compression):
-    values = pa.array([np.random.default_rng(0).bytes(20_000)] * 1000)
-    file = io.BytesIO()
-    pq.write_table(pa.table({"x": values}), file, use_dictionary=False, compression=compression)
-    source = ParquetSource("a.parquet", MemoryReader(file.getvalue()))
-    few = [RowSpan(0, 500, 510)]
-    assert source.read_rows("x", few, limit=50_000_000)[0].equals(values[500:510])
-    with pytest.raises(ShardError, match=r"'x'.* unpack to more than 20,000,000"):
-        source.read_rows("x", few, limit=20_000_000)
+    pq.write_table(pa.table({"x": values}), file, use_dictionary=False, write_batch_size=16)
+    source = ParquetSource("a.parquet", Counted(file.getvalue()))
+    default = pa.default_memory_pool()
+    pool = pa.proxy_memory_pool(default)
+    pa.set_memory_pool(pool)
+    try:
+        arrays = source.read_rows("x", [RowSpan(0, 1500, 1550)])
+        assert pa.chunked_array(arrays).equals(pa.chunked_array([values[1500:1550]]))
+        assert pool.max_memory() < 8_000_000
+        del arrays  # before the pool, which owns their memory
+    finally:
+        pa.set_memory_pool(default)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "struct", "list", "text", "fixed", "nulls"])

@@ -1,0 +1,202 @@
+"""Epoch and start of the loops over a torch dataset: one state, for a process and its workers.
+
+torch copies a dataset to workers, and tells nobody where a loop begins. So the state lies in a file
+without a name that all copies share. The first worker that begins a loop notes which epoch it has
+and where it starts; the others follow that note.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import fcntl
+import json
+import multiprocessing
+import os
+import tempfile
+import weakref
+from collections.abc import Callable, Iterator
+from multiprocessing.context import get_spawning_popen
+from multiprocessing.reduction import DupFd
+from typing import Any, NamedTuple
+
+from dask_image_ingest.loader.order import Position, parse_start, worker_of_loader
+
+# Loops that are remembered: more than are under way at once.
+_REMEMBERED = 8
+
+# Bytes of the file, at most.
+_SIZE = 1 << 20
+
+
+class Loop(NamedTuple):
+    """What a loop goes through.
+
+    Attributes
+    ----------
+    epoch : int
+    start : int or Position
+        Where it starts: an argument ``start=``.
+    """
+
+    epoch: int
+    start: int | Position
+
+
+class Loops:
+    """State of the loops over a dataset: that of the next one, and what the latest ones are.
+
+    Each process that is no worker has a state of its own, which its workers share: ranks may be
+    copies of one process.
+
+    Parameters
+    ----------
+    start
+        Where the first loop starts.
+    """
+
+    def __init__(self, start: int | Position) -> None:
+        epoch = start.epoch if isinstance(start, Position) else 0
+        first: dict[str, Any] = {"epoch": epoch, "start": start, "is_set": False, "loops": []}
+        self._hold(_new_file({"": first}))
+
+    def _hold(self, file: int) -> None:
+        self._file = file
+        weakref.finalize(self, os.close, file)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # To a process that is being started, the file itself; else, as copies and in files, its
+        # contents.
+        if get_spawning_popen() is not None:
+            return _of_descriptor, (DupFd(self._file),)
+        with self._own() as own:
+            return _of_contents, ({"": own},)
+
+    @contextlib.contextmanager
+    def _own(self) -> Iterator[dict[str, Any]]:
+        """The state of this process, or of the one whose worker this is, to read and change."""
+        parent = multiprocessing.parent_process()
+        above = os.getppid() if parent is None else parent.pid
+        process = os.getpid() if worker_of_loader() is None else above
+        # A lock of the file, not a semaphore: that of a worker that is killed is released.
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+        try:
+            states = json.loads(os.pread(self._file, _SIZE, 0).partition(b"\n")[0])
+            inherited = states.get(str(above), states[""])
+            own = states.setdefault(str(process), copy.deepcopy(inherited))
+            yield own
+            os.pwrite(self._file, json.dumps(states).encode() + b"\n", 0)
+        finally:
+            fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+    @property
+    def next(self) -> Loop:
+        """The loop that begins next."""
+        with self._own() as own:
+            return _loop(own)
+
+    @property
+    def latest(self) -> Loop:
+        """The loop that began last; the next one, if there was none."""
+        with self._own() as own:
+            return _loop(own["loops"][-1] if own["loops"] else own)
+
+    @property
+    def is_set(self) -> bool:
+        """True if the next loop's epoch was set, or its state loaded, since the latest one."""
+        with self._own() as own:
+            return bool(own["is_set"])
+
+    def set_epoch(self, epoch: int) -> None:
+        """Let the next loop be an epoch."""
+        with self._own() as own:
+            own.update(epoch=epoch, is_set=True)
+
+    def load(self, loop: Loop) -> None:
+        """Let the next loop be this one; of the epoch that was set, if one was."""
+        with self._own() as own:
+            own.update(start=loop.start, epoch=own["epoch"] if own["is_set"] else loop.epoch)
+
+    def begin(self, iteration: int, resumed: Loop | None, check: Callable[[int, Any], Any]) -> Loop:
+        """Begin a loop, or join the one that another worker has begun.
+
+        Parameters
+        ----------
+        iteration
+            How many times this process has begun to iterate over its copy of the dataset.
+        resumed
+            What this worker goes on with, from a state of its own; None for what is next.
+        check
+            Gives the start in an epoch for a start of perhaps another one, or raises.
+        """
+        worker = worker_of_loader()
+        # Which loop it is: a loop without workers is one of its own.
+        loop: dict[str, Any] = {"workers": 0}
+        if worker is not None:
+            number, workers = worker
+            first = _process_number() - number
+            loop = {"workers": workers, "iteration": iteration, "process": first}
+        with self._own() as own:
+            for begun in own["loops"] if worker else ():
+                if _is_same(begun, loop):
+                    if resumed is not None:
+                        _merge(begun, resumed)
+                    return _loop(begun)
+            epoch, start = resumed or _loop(own)
+            if own["is_set"]:
+                epoch = own["epoch"]
+            loop |= {"epoch": epoch, "start": check(epoch, start)}
+            own["loops"] = [*own["loops"], loop][-_REMEMBERED:]
+            own.update(epoch=epoch, start=0, is_set=False)
+            return _loop(loop)
+
+
+def _loop(state: dict[str, Any]) -> Loop:
+    return Loop(state["epoch"], parse_start(state["start"]))
+
+
+def _process_number() -> int:
+    """Number of this process among those that its parent started."""
+    return [0, *multiprocessing.current_process()._identity][-1]
+
+
+def _is_same(loop: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether workers are of one loop: they are started one after the other.
+
+    Threads may start other processes in between; the workers of another loop are further away.
+    """
+    distance = abs(loop.get("process", 0) - other["process"])
+    names = ("workers", "iteration")
+    return all(loop.get(name) == other[name] for name in names) and distance < other["workers"]
+
+
+def _merge(loop: dict[str, Any], resumed: Loop) -> None:
+    """Let a loop start at the first of its workers' steps."""
+    starts = [parse_start(loop["start"]), resumed.start]
+    positions = [start for start in starts if isinstance(start, Position)]
+    if len(positions) == 2:
+        loop["start"] = min(positions, key=lambda position: position.row)
+
+
+def _new_file(states: dict[str, Any]) -> int:
+    if hasattr(os, "memfd_create"):
+        file = os.memfd_create("loops")
+    else:
+        with tempfile.TemporaryFile() as temporary:
+            file = os.dup(temporary.fileno())
+    os.pwrite(file, json.dumps(states).encode() + b"\n", 0)
+    return file
+
+
+def _of_descriptor(duplicated: Any) -> Loops:
+    return _holding(duplicated.detach())
+
+
+def _of_contents(states: dict[str, Any]) -> Loops:
+    return _holding(_new_file(states))
+
+
+def _holding(file: int) -> Loops:
+    loops = Loops.__new__(Loops)
+    loops._hold(file)
+    return loops

@@ -1,0 +1,189 @@
+"""Epoch and start of loops with workers: the order is that of ``iter_batches`` in one process."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from small_frames import lazy_frame, small_frame
+
+import dask_image_ingest as dii
+
+data = pytest.importorskip("torch.utils.data", reason="pip install torch==2.13.0")
+
+pytestmark = [
+    pytest.mark.torch,
+    # distributed warns where a process forks whose threads run; torchdata of old names.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+NONE, SOME, LASTING = {}, {"num_workers": 2}, {"num_workers": 2, "persistent_workers": True}
+WORKERS = [NONE, {"num_workers": 1}, SOME, LASTING]
+
+
+@pytest.fixture
+def ddf():
+    return lazy_frame([small_frame(range(at, at + 5)) for at in (0, 5, 10, 15)])
+
+
+def keys(batches):
+    return [batch["key"].tolist() for batch in batches]
+
+
+def dataloader(ddf, start=0, **options):
+    return ddf.images.dataloader(3, shuffle=3, start=start, **options)
+
+
+def mixed(ddf, start=0, **options):
+    """torch's own loader: nothing of it tells the dataset that a loop begins."""
+    batches = dii.mix([ddf, ddf], 3, format="torch", shuffle=3, start=start)
+    return data.DataLoader(batches, batch_size=None, **options)
+
+
+def stateful(ddf, start=0, **options):
+    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata")
+    dataset = dataloader(ddf, start).dataset
+    return module.StatefulDataLoader(dataset, batch_size=None, **options)
+
+
+def whole(way, ddf, epoch):
+    if way is mixed:
+        return keys(dii.mix([ddf, ddf], 3, shuffle=3, epoch=epoch))
+    return keys(ddf.images.iter_batches(3, shuffle=3, epoch=epoch))
+
+
+@pytest.mark.parametrize("way", [dataloader, mixed, stateful])
+def test_start_holds_for_the_first_loop_and_the_process_knows_where_each_one_is(ddf, way):
+    epochs = [whole(way, ddf, epoch) for epoch in range(3)]
+    position = list(way(ddf).dataset.position_after(2))
+    for workers in WORKERS:
+        for start in (2, position):
+            loader = way(ddf, start, **workers)
+            for epoch, begun in ((0, 2), (0, 0), (1, 0), (2, 0)):
+                loader.dataset.set_epoch(epoch)
+                assert keys(loader) == epochs[epoch][begun:], (workers, start)
+                reached = loader.dataset.position_after(1)
+                assert (reached.epoch, reached.row) == (epoch, 3 * begun + 3), (workers, start)
+
+
+@pytest.mark.parametrize("workers", [NONE, SOME, LASTING], ids=str)
+def test_a_loop_that_is_left_early_begins_again_and_another_goes_on_beside_it(ddf, workers):
+    import torch
+
+    loader, (first, second) = dataloader(ddf, 2, **workers), [whole(None, ddf, e) for e in (0, 1)]
+    for begun in (2, 0, 0):
+        torch.manual_seed(0)  # with which workers would not be told apart by their seeds
+        assert next(iter(loader))["key"].tolist() == first[begun]
+    if workers is not LASTING:
+        some = iter(loader)
+        seen = keys([next(some)])
+        loader.dataset.set_epoch(1)
+        assert keys(loader) == second
+        assert seen + keys(some) == first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_that_are_no_forks_have_the_same_loops(ddf, context):
+    epochs = [whole(None, ddf, epoch) for epoch in range(2)]
+    loader = dataloader(ddf, 2, multiprocessing_context=context, **SOME)
+    assert keys(loader) == epochs[0][2:]
+    loader.set_epoch(1)
+    assert keys(loader) == epochs[1]
+    assert loader.dataset.position_after(2).row == 6
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_the_end_of_an_epoch_is_followed_by_any_other_and_the_middle_by_itself(ddf, workers):
+    epochs = [whole(None, ddf, epoch) for epoch in range(3)]
+    finished, stopped = stateful(ddf, **workers), stateful(ddf, **workers)
+    keys(finished)
+    batches = iter(stopped)
+    keys([next(batches), next(batches)])
+    end, middle = finished.state_dict(), stopped.state_dict()
+    del batches
+
+    loader = stateful(ddf, **workers)
+    loader.load_state_dict(end)
+    for epoch in (1, 2):
+        loader.dataset.set_epoch(epoch)
+        assert keys(loader) == epochs[epoch]
+
+    loader = stateful(ddf, **workers)
+    loader.load_state_dict(middle)
+    loader.dataset.set_epoch(1)
+    with pytest.raises(dii.ArgumentError, match=r"in the middle of epoch 0.*set_epoch\(1\)"):
+        keys(loader)
+
+    loader = stateful(ddf, **workers)
+    loader.load_state_dict(middle)
+    for epoch, begun in ((0, 2), (1, 0)):
+        loader.dataset.set_epoch(epoch)
+        assert keys(loader) == epochs[epoch][begun:]
+        assert loader.dataset.position_after(1).row == 3 * begun + 3
+
+
+def test_a_position_at_the_end_is_the_start_of_any_later_epoch(ddf):
+    end = dataloader(ddf).dataset.position_after(100)
+    for workers in (NONE, SOME):
+        loader = dataloader(ddf, end, **workers)
+        assert keys(loader) == []
+        loader.set_epoch(1)
+        assert keys(loader) == whole(None, ddf, 1)
+        loader = dataloader(ddf, end, **workers)
+        loader.set_epoch(1)
+        assert keys(loader) == whole(None, ddf, 1)
+        middle = dataloader(ddf).dataset.position_after(2)
+        loader = dataloader(ddf, middle, **workers)
+        loader.set_epoch(1)
+        with pytest.raises(dii.ArgumentError, match="in the middle of epoch 0"):
+            keys(loader)
+        loader.set_epoch(0)
+        assert keys(loader) == whole(None, ddf, 0)[2:]
+
+
+def test_a_mix_goes_on_after_a_break_with_either_format(ddf):
+    for format in ("numpy", "torch"):
+        batches = dii.mix([ddf, ddf], 3, format=format, shuffle=3)
+        seen = [next(batches)["key"].tolist()]
+        for batch in batches:
+            seen.append(batch["key"].tolist())
+            if len(seen) == 3:
+                break
+        assert seen + keys(batches) == whole(mixed, ddf, 0), format
+        assert keys(batches) == whole(mixed, ddf, 0), format
+    batches.set_epoch(1)
+    assert keys(batches) == whole(mixed, ddf, 1)
+
+
+def test_copies_have_loops_of_their_own(ddf):
+    loader = dataloader(ddf, 2)
+    copied = pickle.loads(pickle.dumps(loader.dataset))
+    for dataset in (loader.dataset, copied):
+        assert keys(dataset) == whole(None, ddf, 0)[2:]
+        assert keys(dataset) == whole(None, ddf, 0)
+
+
+@pytest.mark.parametrize(
+    "variables",
+    [{"WORLD_SIZE": "2", "RANK": "0"}, {"WORLD_SIZE": "2"}, {"RANK": "x", "WORLD_SIZE": "2"}],
+    ids=str,
+)
+def test_without_a_process_group_no_variable_takes_rows_away(ddf, monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    for way in (dataloader, mixed):
+        for workers in (NONE, SOME):
+            loader = way(ddf, **workers)
+            batches = keys(loader)
+            assert (len(loader), batches) == (len(batches), whole(way, ddf, 0))
+
+
+def test_a_part_that_is_passed_holds_in_workers(ddf):
+    shares = [keys(dataloader(ddf, shard=(rank, 2), **SOME)) for rank in range(2)]
+    assert [len(share) for share in shares] == [4, 4]
+    for rank, share in enumerate(shares):
+        assert share == keys(ddf.images.iter_batches(3, shuffle=3, shard=(rank, 2)))
+    assert keys(dataloader(ddf, shard=None)) == whole(None, ddf, 0)
+    with pytest.raises(dii.ArgumentError, match=r"shard=\(2, 2\)"):
+        dataloader(ddf, shard=(2, 2))
