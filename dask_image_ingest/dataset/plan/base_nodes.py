@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.client import check_workers
@@ -103,10 +105,36 @@ class Condition(dx.Elemwise):
 class Filter(_TakesAnyMask, dx.Filter):
     """Dask's filter, whose rows can be filtered by any mask, too."""
 
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        simplified = super()._simplify_up(parent, dependents)
+        return filtered(*simplified.operands) if type(simplified) is dx.Filter else simplified
+
 
 def filtered(frame: dx.Expr, mask: dx.Expr) -> Filter:
-    """``frame[mask]``, whatever the mask ends with."""
+    """``frame[mask]``, whatever the mask ends with, and for operands of mixed dtypes."""
+    mask = _arrow_first(mask)
     return Filter(frame, Condition(mask) if mask._filter_passthrough else mask)
+
+
+_ARROW = pd.ArrowDtype(pa.bool_())
+
+
+def _arrow_first(mask: Any) -> Any:
+    """A mask whose operands of dtype ``bool[pyarrow]`` stand left of those of ``boolean``.
+
+    pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow`` raises a TypeError if
+    there is a null. Dask makes one mask of two filters, so that users can't choose the order.
+    """
+    if not isinstance(mask, (dx.And, dx.Or, dx.XOr)):
+        return mask
+    left, right = map(_arrow_first, mask.operands)
+    if isinstance(_dtype(left), pd.BooleanDtype) and _dtype(right) == _ARROW:
+        left, right = right, left
+    return type(mask)(left, right)
+
+
+def _dtype(operand: Any) -> Any:
+    return operand._meta.dtype if isinstance(operand, dx.Expr) and operand.ndim == 1 else None
 
 
 #: Whether another part of the query needs the rows of an expression, too.
