@@ -4,12 +4,7 @@ Check these first when you raise the version bounds of Dask. A test ensures that
 imports private names.
 """
 
-from collections.abc import Callable
-from typing import Any
-
-import dask.dataframe as dd
 from dask._task_spec import Task, TaskRef, convert_legacy_graph, cull
-from dask.dataframe import dask_expr
 from dask.dataframe.backends import DataFrameBackendEntrypoint
 from dask.dataframe.dask_expr import FrameBase, new_collection
 from dask.dataframe.dask_expr._accessor import FunctionMap, PropertyMap
@@ -94,7 +89,6 @@ from dask.dataframe.dask_expr._indexing import (
     Loc,
     LocAlign,
     LocElement,
-    LocEmpty,
     LocList,
     LocSlice,
     LocUnknown,
@@ -118,15 +112,5 @@ from dask.dataframe.dask_expr._shuffle import (
     _get_divisions,
     divisions_lru,
 )
-from dask.dataframe.dask_expr.io import parquet
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph, FromPandas
-from dask.dataframe.dask_expr.io.parquet import (
-    ReadParquet,
-    ReadParquetFSSpec,
-    ReadParquetPyarrowFS,
-)
-
-
-def replace_to_parquet(wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    """Wrap Dask's function, which the method of frames calls, too."""
-    dd.to_parquet = dask_expr.to_parquet = parquet.to_parquet = wrap(parquet.to_parquet)
+from dask.dataframe.dask_expr.io.parquet import ReadParquet

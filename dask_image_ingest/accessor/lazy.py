@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.dask_internals import FromGraph, Head, Len, new_collection
 from dask_image_ingest.dask_internals import Literal as Known
-from dask_image_ingest.dataset.plan import SHAPE_IN_NAME, Scan, value_sources
+from dask_image_ingest.dataset.plan import SHAPE_IN_NAME, Scan, select_columns, value_sources
 from dask_image_ingest.dataset.references import ChunkedMap, Decode
 from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
@@ -55,7 +55,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
     ) -> da.Array:
         known = parse_shape(shape) or image_shape(self._frame.expr, self.column)
-        images = self._frame[[self.column]]
+        images = select_columns(self._frame, [self.column])
         # An empty partition takes the shape of the others, or dask could not concatenate them.
         first = _first_image(images) if None in known else None
         type_ = parse_dtype(dtype) or np.dtype(np.uint8)
@@ -76,7 +76,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
 
     def vectors(self, column: str) -> da.Array:  # noqa: D102
         meta = vectors(self._meta(), column)
-        rows = self._frame[[column]]
+        rows = select_columns(self._frame, [column])
         # The shape is known by the type, except of lists.
         is_known = all(meta.shape[1:])
         first = None if is_known else _first(rows)
@@ -89,7 +89,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         empty = pd.DataFrame(
             np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
         )
-        images = self._frame[[self.column]]
+        images = select_columns(self._frame, [self.column])
         counts = new_collection(ChunkedMap(images.expr, count_levels, (self.column,), empty))
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
@@ -114,7 +114,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
 
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         meta = function(self._meta()[list(columns)], *args)
-        return self._frame[list(columns)].map_partitions(function, *args, meta=meta)
+        return select_columns(self._frame, columns).map_partitions(function, *args, meta=meta)
 
     def _source(self, columns: list[str], image: str | None) -> Source:
         return lazy_source(self._frame, columns, image)

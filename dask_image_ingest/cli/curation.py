@@ -19,6 +19,7 @@ from dask_image_ingest.cli.export import skipped_shards
 from dask_image_ingest.cli.verbs import BAD_DATA, FINE, read_collection
 from dask_image_ingest.computing import compute
 from dask_image_ingest.curate import find_duplicates, find_issues, summarize_issues, write_report
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.report import number, printable_text
 from dask_image_ingest.storage import shard_name
 from dask_image_ingest.view import refuse_source
@@ -47,7 +48,7 @@ def quality(args: argparse.Namespace) -> tuple[int, str]:
         frame = find_issues(_read(args))
         signals = [name for name in frame.columns if name.startswith(("quality.", "issue."))]
         columns = [name for name in _COLUMNS if name in frame.columns]
-        (table,) = compute(frame[[*columns, *signals]])
+        (table,) = compute(select_columns(frame, [*columns, *signals]))
     skipped = sorted(set(reasons))
     summary = summarize_issues(table)
     unknown = int(table["quality.dark"].isna().sum())
@@ -96,7 +97,7 @@ def duplicates(args: argparse.Namespace) -> tuple[int, str]:
         added = [name for name in frame.columns if name.startswith("duplicate.")]
         shown = _COLUMNS if args.html else (*_COLUMNS[:2], "height")
         columns = [name for name in shown if name in frame.columns]
-        (table,) = compute(frame[[*columns, *added]])
+        (table,) = compute(select_columns(frame, [*columns, *added]))
     skipped = sorted(set(reasons))
     # A header that can't be read is damage, too: fingerprints of bytes need none.
     unknown = int(table["height"].isna().sum()) if "height" in table.columns else 0

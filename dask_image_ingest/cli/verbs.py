@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from dask_image_ingest.computing import compute, one_task_per_item
 from dask_image_ingest.dataset import read_images, read_parquet_images, read_webdataset_images
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.dataset.schema import HEADERS, ImageColumn
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.errors import ShardNotFoundError
@@ -50,7 +51,7 @@ def describe(args: argparse.Namespace) -> tuple[int, str]:
 def head(args: argparse.Namespace) -> tuple[int, str]:
     """The first samples: their keys, headers and texts, not their pixels."""
     frame = read_collection(args, sidecar=sidecar_of(args))
-    frame = frame[[name for name in frame.columns if name not in _NEEDS_DECODING]]
+    frame = select_columns(frame, [name for name in frame.columns if name not in _NEEDS_DECODING])
     rows = first_rows(frame, args.n)
     status = BAD_DATA if rows["height"].isna().any() else FINE
     return status, _as_json(rows) if args.json else head_text(rows)

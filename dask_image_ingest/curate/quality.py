@@ -17,6 +17,7 @@ from dask_image_ingest.curate.luma import histograms
 from dask_image_ingest.curate.sharpness import blur, detail, sharpness
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import Frame
+from dask_image_ingest.dataset.plan import assign_columns, select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 
@@ -273,7 +274,7 @@ def with_signals(frame: Any, signals: Sequence[str]) -> Any:
             "aspect": ratio.where(ratio <= 1, 1 / ratio),
             "area": frame["height"] * 1.0 * frame["width"],
         }
-        frame = frame.assign(**{f"quality.{name}": columns[name] for name in shape})
+        frame = assign_columns(frame, {f"quality.{name}": columns[name] for name in shape})
     elif has_images:
         pixels += shape
     if not pixels:
@@ -349,7 +350,7 @@ def find_issues(frame: Frame) -> Frame:
         added["issue.odd_size"] = _has_odd_size(frame["quality.area"])
     if "grayscale" in available:
         added["issue.grayscale"] = frame["quality.grayscale"] > MIN_GRAYSCALE
-    return frame.assign(**{name: added[name] for name in _ISSUES if name in added})
+    return assign_columns(frame, {name: added[name] for name in _ISSUES if name in added})
 
 
 def summarize_issues(frame: Any) -> pd.DataFrame:
@@ -387,7 +388,7 @@ def summarize_issues(frame: Any) -> pd.DataFrame:
     if not any(name in frame.columns for name in _ISSUES):
         frame = find_issues(frame)
     names = [name for name in _ISSUES if name in frame.columns]
-    flags = frame[names]
+    flags = select_columns(frame, names)
     true, valid, rows = dask.compute(flags.sum(), flags.count(), flags.index.size)
     true, valid = (pd.Series(counts.to_dict(), dtype="int64") for counts in (true, valid))
     columns = {"rows": true, "share": true / valid.clip(lower=1), "unknown": int(rows) - valid}

@@ -30,7 +30,7 @@ from dask_image_ingest.curate.fingerprints import (
 )
 from dask_image_ingest.curate.quality import SIGNALS, with_signals
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.plan import MapColumns
+from dask_image_ingest.dataset.plan import MapColumns, select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 
@@ -390,7 +390,7 @@ def rank_rows(
     needed = [*identity, *hashes, *ranking_columns(rank_by)]
     if by == "pdq":
         needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
-    frame = frame[list(dict.fromkeys(needed))]
+    frame = select_columns(frame, dict.fromkeys(needed))
     columns = (tuple(hashes), tuple(rank_by), tuple(identity))
     if isinstance(frame, FrameBase):
         lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]

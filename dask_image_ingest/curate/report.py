@@ -18,6 +18,7 @@ from dask_image_ingest.curate.ranking import resolve_identity
 from dask_image_ingest.curate.summary import Plan, Summary, summarize
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import decode_images
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
@@ -298,7 +299,7 @@ def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | No
     names = [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
     if names:
         error = ["error"] if "error" in meta.columns else []
-        narrow = frame[[*columns, *error, names[0]]]
+        narrow = select_columns(frame, [*columns, *error, names[0]])
         make = functools.partial(small_images, image=names[0], size=_THUMBNAIL, resize="longer")
         if isinstance(narrow, FrameBase):
             return narrow.map_partitions(make, meta=narrow._meta)
@@ -310,7 +311,7 @@ def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | No
             "references: keep what says where its images are, as the read gives it"
         )
     return decode_images(
-        frame[[*columns, references[0]]],
+        select_columns(frame, [*columns, references[0]]),
         size=_THUMBNAIL, resize="longer", storage_options=storage_options,
     )  # fmt: skip
 
@@ -473,7 +474,7 @@ def _group_rows(
     distance, largest = _GROUPED[name]
     chosen = summary.groups[name].sort_values(["distance", "group"], ascending=[not largest, True])
     chosen = chosen["group"].head(_GROUPS).tolist()
-    narrow = frame[[*locations, name, distance]]
+    narrow = select_columns(frame, [*locations, name, distance])
     rows = narrow[narrow[name].isin(chosen)]
     rows = rows.compute() if isinstance(rows, FrameBase) else rows
     rows = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)

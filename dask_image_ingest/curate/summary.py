@@ -13,6 +13,7 @@ import pandas as pd
 
 from dask_image_ingest.curate.embeddings.vectors import valid_vectors
 from dask_image_ingest.curate.ranking import row_ids
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.frames import backend_of, pandas_type
 from dask_image_ingest.image_counts import reduce_partitions
 
@@ -91,7 +92,7 @@ class Summary:
 
 def summarize(frame: Any, plan: Plan, locations: Sequence[str]) -> Summary:
     """Summarize a frame according to ``plan``; computes each row once."""
-    frame = frame[list(dict.fromkeys([*locations, *plan.columns]))]
+    frame = select_columns(frame, dict.fromkeys([*locations, *plan.columns]))
     summary: Summary = reduce_partitions(
         frame, partial(_summary, plan=plan), partial(_merge, plan=plan)
     )

@@ -1,15 +1,12 @@
 """The files that a frame reads, so that no writer writes or removes one of them.
 
-Nor does a writer add to them, where the frame has searched a folder or a glob. Dask's
-``to_parquet`` is such a writer, too: with ``overwrite=True`` it empties its folder first.
+Nor does a writer add to them, where the frame has searched a folder or a glob.
 """
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +16,10 @@ import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset.plan.base_nodes import ImageNode, Read
+from dask_image_ingest.dataset.plan.base_nodes import Read
 from dask_image_ingest.dataset.references.fetch import field_of, references_of
-from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, reference_columns
-from dask_image_ingest.storage import PARQUET, Search, inside
-from dask_image_ingest.storage.output import refuse_sources
+from dask_image_ingest.storage import PARQUET, Search
 
 # Dask searches hidden folders, too.
 _OF_DASK = replace(PARQUET, hidden=())
@@ -125,46 +120,3 @@ def _url_of(fs: Any, path: str) -> str:
     if hasattr(fs, "unstrip_protocol"):
         return str(fs.unstrip_protocol(path))
     return os.path.abspath(path) if fs.type_name == "local" else f"{fs.type_name}://{path}"
-
-
-def _refuses_sources(to_parquet: Callable[..., Any]) -> Callable[..., Any]:
-    """Dask's ``to_parquet``, which refuses a folder of files that the frame reads."""
-    signature = inspect.signature(to_parquet)
-
-    @functools.wraps(to_parquet)
-    def to_parquet_elsewhere(df: Any, path: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(df, FrameBase) and any(map(_reads_images, _steps(df.expr))):
-            given = signature.bind(df, path, *args, **options)
-            given.apply_defaults()
-            _refuse_folder(df, os.fspath(path), given.arguments)
-        return to_parquet(df, path, *args, **options)
-
-    return to_parquet_elsewhere
-
-
-def _reads_images(step: Any) -> bool:
-    sources = (dx.FromGraph, dx.FromPandas, dx.ReadParquet)
-    return isinstance(step, ImageNode) or (isinstance(step, sources) and _may_refer(step._meta))
-
-
-def _refuse_folder(frame: Any, path: str, options: dict[str, Any]) -> None:
-    fs = options["filesystem"]
-    url = path if isinstance(fs, str) or fs is None else _url_of(fs, path)
-    name_of = options["name_function"] or "part.{}.parquet".format
-    # What is appended has other names, and is asked for.
-    numbers = [] if options["append"] else range(frame.npartitions)
-    sources = files_read(frame)
-    if options["overwrite"]:  # before any row is read, so what tables refer to is asked first
-        tables = (each for each in _steps(frame.expr) if isinstance(each, dx.ReadParquet))
-        sources.update(*(_referred_to(table) for table in tables if _may_refer(table._meta)))
-    refuse_sources(
-        sources,
-        [inside(url, name_of(number)) for number in numbers],
-        "to_parquet()",
-        searches=searches_of_frame(frame),
-        folder=url if options["overwrite"] else None,
-        error=ArgumentError,
-    )
-
-
-dx.replace_to_parquet(_refuses_sources)

@@ -31,7 +31,7 @@ from distributed.utils import offload
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
-from dask_image_ingest.dataset.plan import Scan, shard_of_partition
+from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
@@ -349,7 +349,7 @@ class LazySource(Source):
         frame = self._rows if decode is None else new_collection(decode.rows)
         images = {self._image, *image_columns(self._frame)}
         cheap = next((name for name in frame.columns if name not in images), frame.columns[0])
-        rows = frame[[cheap]]
+        rows = select_columns(frame, [cheap])
         if (known := known_lengths(rows.expr)) is not None:
             return np.array(known, np.int64)
         unindexed = unindexed_remote(rows.expr)
@@ -544,7 +544,7 @@ def _computed(collection: Any, client: Any, threads: int = 1) -> Any:
 
 
 def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
-    return new_collection(with_bad_rows(frame[names].expr, columns))
+    return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
 
 
 #: What an order needs to know of the rows of its frames, such as their number.

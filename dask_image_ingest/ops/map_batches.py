@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import check_choice, check_flag, whole_number
-from dask_image_ingest.dataset.plan import AppendsColumns, PreservesRows
+from dask_image_ingest.dataset.plan import AppendsColumns, PreservesRows, is_badly_projected
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
@@ -276,8 +276,8 @@ class MapBatches(AppendsColumns, PreservesRows):
 
     def _simplify_down(self) -> dx.Expr | None:
         needed = self.batch_map.needed(self.frame.columns)
-        if needed != list(self.frame.columns):
-            return type(self)(self.frame[needed], self.batch_map)
+        if needed != list(self.frame.columns) and not is_badly_projected(self.frame):
+            return type(self)(dx.Projection(self.frame, needed), self.batch_map)
         return None
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:

@@ -22,7 +22,7 @@ from dask_image_ingest.arguments import (
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
-from dask_image_ingest.dataset.plan import datasets_of
+from dask_image_ingest.dataset.plan import datasets_of, select_columns
 from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
@@ -169,7 +169,7 @@ def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
 def count_headers(frame: Any, decode: bool = False) -> tuple[pd.DataFrame, list[int]]:
     """Counts of images by header, with ``decode`` also by error; and the rows of each partition."""
     names = [*_HEADER, *(["error"] if decode else [])]
-    narrow = frame[[name for name in frame.columns if name in names]]
+    narrow = select_columns(frame, [name for name in frame.columns if name in names])
     return reduce_partitions(narrow, _count_partition, _merge_counts)
 
 

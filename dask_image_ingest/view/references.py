@@ -10,7 +10,7 @@ import pandas as pd
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset.plan import MapColumns, datasets_of
+from dask_image_ingest.dataset.plan import MapColumns, datasets_of, select_columns
 from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
     Decode,
@@ -41,7 +41,7 @@ def references_of_images(
         return _references_of_location_columns(frame, columns, storage_options)
     if not isinstance(frame, FrameBase):
         return None
-    found = _below_decode(_decoded_last(frame[list(columns)]))
+    found = _below_decode(_decoded_last(select_columns(frame, columns)))
     if found is None:
         return None
     rows, images = found
@@ -63,8 +63,8 @@ def _references_of_location_columns(
         "image", "error", _rgb_decoding(max_pixels), storage_options=storage_options or options
     )
     if not isinstance(frame, FrameBase):
-        return add_references(frame[names], "image", "error"), {"image": images}
-    rows = point_to_images(frame[names].expr, "image", "error")
+        return add_references(select_columns(frame, names), "image", "error"), {"image": images}
+    rows = point_to_images(select_columns(frame, names).expr, "image", "error")
     return dx.new_collection(rows), {"image": images}
 
 

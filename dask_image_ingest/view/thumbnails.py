@@ -25,7 +25,7 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase
-from dask_image_ingest.dataset.plan import RowsAt
+from dask_image_ingest.dataset.plan import RowsAt, select_columns
 from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.dataset.schema import image_field
 from dask_image_ingest.decode import LARGEST_SIZE
@@ -164,7 +164,7 @@ def make_thumbnails(
     referenced = references_of_images(frame, needed, storage_options)
     decodes = None if referenced is None else at_size(referenced[1], image, size, mask)
     if referenced is None or decodes is None:
-        rows = sample(_simplify(frame[needed]), n)
+        rows = sample(_simplify(select_columns(frame, needed)), n)
     else:
         rows = decode_small(sample(referenced[0], n), decodes)
     masks = None if mask is None else rows.images[mask].arrays()

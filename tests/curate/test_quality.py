@@ -204,7 +204,6 @@ def test_filters_after_issues_decode_the_rows_that_they_keep(ddf, work):  # noqa
         "header": lambda f: f[f.cls == 1],
         "odd aspect": lambda f: f[f["issue.odd_aspect"] | (f.cls == 1)],
         "odd size": lambda f: f[~f["issue.odd_size"] & (f.cls == 1)],
-        "text": lambda f: f.query("cls == 1 and `issue.odd_size` == False"),
         "pixels, too": lambda f: f[(f.cls == 1) & (f["quality.dark"] >= 0)],
         "some columns": lambda f: f.drop(columns=["issue.dark", "txt"]).loc[f.cls == 1],
     }

@@ -182,8 +182,6 @@ def test_rows_of_a_filter_are_counted_in_one_walk(ddf, work, reference, mask, co
     [
         lambda ddf: ddf[ddf.width >= 200],
         lambda ddf: ddf[(ddf.cls == 1) | (ddf.height > 200)],
-        lambda ddf: ddf[ddf.width >= 200].query("txt.str.contains('1')"),
-        lambda ddf: ddf.query("width * height > 40_000"),
     ],
 )
 def test_rows_that_are_only_counted_have_no_images(ddf, reference, ask):

@@ -8,7 +8,6 @@ import shutil
 from contextlib import suppress
 
 import dask.dataframe as dd
-import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -68,13 +67,6 @@ KEYS = ["__key__", "__url__", "offset", "nbytes"]
 ARROW = {"filesystem": "arrow"}
 
 
-def references_of(frame):
-    """A lazy frame without pixels, of which nothing is known but its rows if it was computed."""
-    lazy = dd.from_pandas(frame, npartitions=1) if isinstance(frame, pd.DataFrame) else frame
-    pixels = [name for name, dtype in lazy.dtypes.items() if str(dtype) == "image"]
-    return lazy.drop(columns=pixels)
-
-
 def table(at):
     references = dii.read_images(at, decode=False, backend="pandas").compute()
     references.to_parquet(at / "table.parquet")
@@ -109,12 +101,6 @@ WRITERS = {
     ),
     "parquet": lambda frame, at: dii.to_parquet_images(frame, at.parent, overwrite=True),
     "checkpoint": lambda frame, at: dii.checkpoint(frame, at.parent, overwrite=True, version="1"),
-    "dask": lambda frame, at: references_of(frame).to_parquet(
-        at.parent, overwrite=True, write_index=False
-    ),
-    "dask in place": lambda frame, at: dd.to_parquet(
-        references_of(frame), str(at.parent), write_index=False
-    ),
     "gallery": lambda frame, at: dii.gallery(frame, at, n=1),
     "report": lambda frame, at: curate.write_report(frame.assign(**{"quality.dark": 0.5}), at),
     "thumbnails": lambda frame, at: dii.gallery(frame, at.parent.parent / "page.html").save(at),
@@ -179,20 +165,6 @@ ADDED = {
         ),
         lambda frame, at: dii.checkpoint(frame, at),
     ),
-    "dask": (
-        lambda top: dii.read_parquet_images(top, decode=False),
-        lambda frame, at: frame.to_parquet(at, write_index=False),
-    ),
-    "dask by name": (
-        lambda top: dii.read_parquet_images(iter([top]), decode=False),
-        lambda frame, at: dd.to_parquet(
-            frame, str(at), write_index=False, name_function="{:03d}.parquet".format
-        ),
-    ),
-    "dask's table": (
-        lambda top: dii.decode_images(dd.read_parquet(str(top)), image="image"),
-        lambda frame, at: frame[["n"]].to_parquet(at, write_index=False),
-    ),
 }
 
 
@@ -207,8 +179,7 @@ def test_nothing_is_written_where_the_next_read_would_find_it(case, made, tmp_pa
         with pytest.raises(DaskImageIngestError, match="where its next read would find"):
             write(read(top), top / target)
         assert len(read(top)) == found
-    beside = ["../new"] if case == "dask's table" else [".new", "../new"]
-    for target in beside:
+    for target in (".new", "../new"):
         write(read(top), top / target)
         assert len(read(top)) == found
 

@@ -109,7 +109,7 @@ def test_pixels_are_not_copied_on_their_way(frame):
 
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # Dask's own call of pandas 3.1
 @pytest.mark.parametrize("dtypes", [None, "pyarrow", "numpy_nullable"])
-@pytest.mark.parametrize("read", ["fsspec", "arrow", "pandas", "types_mapper"])
+@pytest.mark.parametrize("read", ["fsspec", "pandas", "types_mapper"])
 def test_stored_images_are_images_however_they_are_read(read, dtypes, tmp_path):
     paths = write_shards(tmp_path, shards=2, per_shard=2, size=(20, 30))
     pixels = dii.read_webdataset_images(paths, backend="pandas")

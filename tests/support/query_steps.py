@@ -145,17 +145,9 @@ def as_another_type(q: Query) -> str | None:
 def other_values(q: Query) -> str | None:
     a = q.frame()
     text, number = q.column(a, "text"), q.column(a, "int")
-    changed = [f"'fillna', {{{text!r}: 'none'}}"] * bool(text)
-    changed += [f"'replace', {{{number!r}: {{1: 7}}}}"] * bool(number)
-    return f"change({a}, {q.rng.choice(changed)})" if changed else None
-
-
-@step(1, portable=True)
-def mask_as_another_type(q: Query) -> str | None:
-    a = q.frame()
-    predicate = q.predicate(a, 1)
-    end = q.rng.choice(["astype(bool)", "astype('boolean')", "rename('m')", "copy()"])
-    return predicate and f"select({a}, ({predicate}).fillna(False).{end})"
+    changed = [f"fillna({{{text!r}: 'none'}})"] * bool(text)
+    changed += [f"replace({{{number!r}: {{1: 7}}}})"] * bool(number)
+    return f"{a}.{q.rng.choice(changed)}" if changed else None
 
 
 @step(1)
@@ -168,7 +160,7 @@ def largest(q: Query) -> str | None:
     a = q.frame()
     # Of equal values the first rows count, and after a shuffle any may be these.
     column = None if any("shuffle" in line for line in q.lines) else q.column(a, "int")
-    return column and f"extreme({a}, {q.rng.choice(['nlargest', 'nsmallest'])!r}, {column!r})"
+    return column and f"{a}.{q.rng.choice(['nlargest', 'nsmallest'])}(3, {column!r})"
 
 
 @step(0.5, portable=True)

@@ -58,7 +58,7 @@ if "fractions" not in LEFT_OUT:
 
 # What moves rows about.
 MOVES = re.compile(
-    r"shuffle|sort_values|set_index|merge|drop_duplicates|sample|random_split|repartition|extreme|optimize"
+    r"shuffle|sort_values|set_index|merge|drop_duplicates|sample|random_split|repartition|largest|smallest|optimize"
     r"|loc|group_sizes\(|group_light\("
 )
 

@@ -22,10 +22,6 @@ def namespaces(source: Source) -> tuple[dict, dict, dict]:
     lazy |= {"find_issues": dii.curate.find_issues}
     plain = {**WORDS, "d": source.plain, "decode_images": plain_decode, "map_batches": plain_map}
     plain |= {"find_issues": plain_issues}
-    # Dask's own rules answer these wrongly of frames in memory, too.
-    lazy |= {"select": lambda frame, mask: frame[mask], "change": change, "extreme": extreme}
-    plain |= {"select": lambda frame, mask: frame.loc[mask]}
-    plain |= {"change": plain_change, "extreme": plain_extreme}
     return lazy, plain, {**lazy, "d": source.whole}
 
 
@@ -83,23 +79,6 @@ def put(frame: Any, name: str, values: Any) -> Any:
     frame = frame.copy()
     frame[name] = values
     return frame
-
-
-def change(frame: Any, how: str, values: dict) -> Any:
-    return getattr(frame, how)(values)
-
-
-def plain_change(frame: Any, how: str, values: dict) -> Any:
-    return new_collection(EachRow(frame.expr, change, {"how": how, "values": values}))
-
-
-def extreme(frame: Any, how: str, column: str) -> Any:
-    return getattr(frame, how)(3, column)
-
-
-def plain_extreme(frame: Any, how: str, column: str) -> Any:
-    whole = frame.repartition(npartitions=1)
-    return new_collection(EachPartition(whole.expr, extreme, {"how": how, "column": column}))
 
 
 def first_two(part: Any) -> Any:

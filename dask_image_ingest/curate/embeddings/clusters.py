@@ -22,6 +22,7 @@ from dask_image_ingest.curate.embeddings.vectors import (
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 
@@ -146,7 +147,7 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
     seed = whole_number("seed", seed, 0, "pass a whole number")
     sample = functools.partial(_sample, column=column, count=SAMPLED * k, seed=seed)
     merge = functools.partial(_merge, count=SAMPLED * k)
-    vectors = frame[[column]]
+    vectors = select_columns(frame, [column])
     if isinstance(frame, FrameBase):
         parts = [dask.delayed(sample)(part) for part in vectors.to_delayed()]
         while len(parts) > 1:

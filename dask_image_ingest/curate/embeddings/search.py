@@ -17,6 +17,7 @@ from dask_image_ingest.curate.embeddings.vectors import (
     valid_vectors,
 )
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type, without
 from dask_image_ingest.ops import call_once
@@ -91,7 +92,7 @@ def find_nearest(
         raise ArgumentError(
             f"the frame has a column {taken[0]!r}, as the result has: rename or drop it first"
         )
-    frame = frame[[*kept, column]]
+    frame = select_columns(frame, [*kept, column])
     find = functools.partial(_find, queries=queries, k=k, column=column)
     merge = functools.partial(_merge, k=k)
     if isinstance(frame, FrameBase):

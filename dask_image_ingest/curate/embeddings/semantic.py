@@ -47,6 +47,7 @@ from dask_image_ingest.curate.ranking import (
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 
@@ -379,7 +380,7 @@ def rank_vectors(
     frame: Any, column: str, rank_by: tuple[str, ...], identity: tuple[str, ...]
 ) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their unit vectors, float32 (n, d)."""
-    frame = frame[list(dict.fromkeys([*identity, column, *ranking_columns(rank_by)]))]
+    frame = select_columns(frame, dict.fromkeys([*identity, column, *ranking_columns(rank_by)]))
     columns = (column, rank_by, identity)
     if isinstance(frame, FrameBase):
         lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]

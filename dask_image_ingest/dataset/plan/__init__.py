@@ -10,7 +10,13 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     Read,
     RowsAt,
 )
-from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, MapColumns
+from dask_image_ingest.dataset.plan.computed_columns import (
+    AppendsColumns,
+    MapColumns,
+    assign_columns,
+    is_badly_projected,
+    select_columns,
+)
 from dask_image_ingest.dataset.plan.lineage import (
     Change,
     backtrack,
@@ -41,9 +47,12 @@ __all__ = [
     "ScanFiles",
     "ScanShards",
     "ScanTables",
+    "assign_columns",
     "backtrack",
     "datasets_of",
+    "is_badly_projected",
     "partition_sources",
+    "select_columns",
     "shard_of_partition",
     "value_sources",
 ]

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.client import check_workers
@@ -61,7 +63,17 @@ def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
     return [parent for parent in parents if parent is not None]
 
 
-class ImageNode(dx.Expr):
+def _unchanged(mask: Any) -> Any:
+    return mask
+
+
+class _TakesAnyMask(dx.Expr):
+    def __getitem__(self, other: Any) -> dx.Expr:
+        """Columns, or rows by a mask: ``ddf[mask]``."""
+        return filtered(self, other) if isinstance(other, dx.Expr) else super().__getitem__(other)
+
+
+class ImageNode(_TakesAnyMask):
     """Base of this package's expressions; checks the workers before their tasks are made."""
 
     @property
@@ -77,6 +89,107 @@ class ImageNode(dx.Expr):
     def _lower(self) -> dx.Expr | None:
         check_workers()
         return super()._lower()
+
+
+class Condition(dx.Elemwise):
+    """A mask as it is.
+
+    Dask would push the filter below a mask that ends in a cast or a name, and take the mask for the
+    filtered frame (dask#12172).
+    """
+
+    _parameters: ClassVar = ["frame"]
+    operation = staticmethod(_unchanged)
+
+
+class Filter(_TakesAnyMask, dx.Filter):
+    """Dask's filter, whose rows can be filtered by any mask, too."""
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        simplified = super()._simplify_up(parent, dependents)
+        return filtered(*simplified.operands) if type(simplified) is dx.Filter else simplified
+
+
+def filtered(frame: dx.Expr, mask: dx.Expr) -> Filter:
+    """``frame[mask]``, whatever the mask ends with, and for operands of mixed dtypes."""
+    mask = _arrow_first(mask)
+    return Filter(frame, Condition(mask) if mask._filter_passthrough else mask)
+
+
+_ARROW = pd.ArrowDtype(pa.bool_())
+
+
+def _arrow_first(mask: Any) -> Any:
+    """A mask whose operands of dtype ``bool[pyarrow]`` stand left of those of ``boolean``.
+
+    pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow`` raises a TypeError if
+    there is a null. Dask makes one mask of two filters, so that users can't choose the order.
+    """
+    if not isinstance(mask, (dx.And, dx.Or, dx.XOr)):
+        return mask
+    left, right = map(_arrow_first, mask.operands)
+    if isinstance(_dtype(left), pd.BooleanDtype) and _dtype(right) == _ARROW:
+        left, right = right, left
+    return type(mask)(left, right)
+
+
+def _dtype(operand: Any) -> Any:
+    return operand._meta.dtype if isinstance(operand, dx.Expr) and operand.ndim == 1 else None
+
+
+#: Whether another part of the query needs the rows of an expression, too.
+IsShared: TypeAlias = Callable[[dx.Expr], bool]
+
+
+def never(_: dx.Expr) -> bool:
+    """The default of `IsShared`."""
+    return False
+
+
+class TakesFilters(ImageNode):
+    """Base of expressions below which, or into which, a filter of their rows may go."""
+
+    def filtered_by(self, mask: dx.Expr, is_shared: IsShared = never) -> dx.Expr:
+        """The rows by a mask over this expression, the filter as far below as it may run.
+
+        At once, through all expressions of this package: if it went down step by step, projections
+        would narrow some expressions and not others meanwhile, and images were decoded twice.
+        """
+        raise NotImplementedError
+
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        # A rule of Dask's filter asks for it, too: projections then wait.
+        return self._take_filter(parent, dependents) is not None
+
+    def _take_filter(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
+        if (
+            is_optimized(self, dependents)
+            or parent.frame._name != self._name
+            or not dx.is_filter_pushdown_available(self, parent, dependents)
+        ):
+            return None
+        inside = {node._name for node in parent.walk()}
+
+        def is_shared(node: dx.Expr) -> bool:
+            return any(user._name not in inside for user in used_by(node, dependents))
+
+        taken = self.filtered_by(parent.predicate, is_shared)
+        return None if taken._name == parent._name else taken
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Filter):
+            if parent.frame._name != self._name or is_optimized(self, dependents):
+                return None
+            same = filtered(self, parent.predicate)
+            return self._take_filter(parent, dependents) if same._name == parent._name else same
+        return super()._simplify_up(parent, dependents)
+
+
+def keep_rows(frame: dx.Expr, mask: dx.Expr, is_shared: IsShared) -> dx.Expr:
+    """``frame[mask]``, the filter as far below ``frame`` as it may run."""
+    if isinstance(frame, TakesFilters) and not is_shared(frame):
+        return frame.filtered_by(mask, is_shared)
+    return filtered(frame, mask)
 
 
 class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
@@ -202,29 +315,49 @@ class KeepsResults(Read):
 class PreservesRows(dx.Blockwise):
     """Base of expressions with the rows of ``frame``, in order: heads and tails go below.
 
-    Not an ``Elemwise``: below those Dask puts the tail of a lowered query without lowering it, and
-    it has no tasks. So ``d.fillna(0).repartition(npartitions=n).tail()`` raises
-    ``NotImplementedError`` if ``d`` has ``n`` partitions (Dask 2026.8).
+    Not an ``Elemwise``: into the operands of those Dask puts heads and tails, also of scalars.
     """
 
     _is_length_preserving = True
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Tail):
+            return self._over(_tail(self.frame, parent))
         if isinstance(parent, dx.Head):
             return self._over(type(parent)(self.frame, *parent.operands[1:]))
-        if isinstance(parent, dx.Tail):
-            return self._over(self._last_rows(parent))
         return super()._simplify_up(parent, dependents)
 
-    def _last_rows(self, tail: dx.Expr) -> dx.Expr:
-        if isinstance(tail, dx.Blockwise):  # the query is lowered
-            return LastRows(self.frame, tail.n)
-        if next(self.frame.find_operations(dx.BaseSetIndexSortValues), None) is not None:
-            return TailOfSorted(self.frame, tail.n)
-        return _last_partition_tail(self.frame, tail.n)
-
-    def _over(self, frame: dx.Expr) -> dx.Expr:
+    def _over(self, frame: dx.Expr) -> dx.Expr | None:
+        """The same of other rows; None if they can't be replaced."""
         return type(self)(frame, *self.operands[1:])
+
+
+def _tail(frame: dx.Expr, tail: dx.Tail) -> dx.Expr:
+    if isinstance(tail, dx.Blockwise):  # the query is lowered
+        return LastRows(frame, tail.n)
+    if next(frame.find_operations(dx.BaseSetIndexSortValues), None) is not None:
+        return dx.Tail(frame, tail.n)  # of which Dask makes an `NLast` of all rows
+    return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), tail.n)
+
+
+def _last_rows(frame: Any, n: int) -> Any:
+    return frame.tail(n)
+
+
+class LastRows(dx.Blockwise):
+    """The last rows of each partition.
+
+    Dask's own goes into the operands of an ``Elemwise`` after lowering, and then has no tasks.
+    """
+
+    _parameters: ClassVar = ["frame", "n"]
+    _projection_passthrough = True
+    _preserves_partitioning_information = True
+    operation = staticmethod(_last_rows)
+
+    @functools.cached_property
+    def _meta(self) -> Any:
+        return self.frame._meta
 
 
 def _filter_rows(frame: Any, predicate: Predicate) -> Any:
@@ -250,24 +383,6 @@ class FilterRows(ImageNode, dx.Blockwise):
         return None
 
 
-def _kept_by_text(frame: Any, text: str) -> Any:
-    numbered = frame.reset_index(drop=True)
-    mask = backend_of(frame).numpy.zeros(len(frame), bool)
-    mask[numbered.query(text).index.values] = True
-    return type(frame)({"kept": mask}, index=frame.index)["kept"]
-
-
-class QueryMask(ImageNode, dx.Blockwise):
-    """Mask of the rows that a row-wise text of ``query`` keeps."""
-
-    _parameters: ClassVar = ["frame", "text"]
-    operation = staticmethod(_kept_by_text)
-
-
-class TotalQueryMask(QueryMask):
-    """The mask of a text that raises for no row."""
-
-
 def _mask_of_rows(frame: Any, positions: Any) -> Any:
     mask = backend_of(frame).numpy.zeros(len(frame), bool)
     mask[positions] = True
@@ -290,43 +405,3 @@ class RowsAt(ImageNode, dx.Blockwise):
 
     def _blockwise_arg(self, arg: Any, i: int) -> Any:
         return arg[i] if isinstance(arg, tuple) else super()._blockwise_arg(arg, i)
-
-
-class TailOfSorted(dx.Tail):
-    """A tail above a sort, of which Dask makes an ``NLast`` of all rows where it can.
-
-    Where it can't, the tail of the last partition.
-    """
-
-    def _simplify_down(self) -> dx.Expr | None:
-        if isinstance(self.frame, dx.Elemwise):
-            below = [
-                type(self)(each, self.n) if isinstance(each, dx.Expr) else each
-                for each in self.frame.operands
-            ]
-            return type(self.frame)(*below)
-        return None
-
-    def _lower(self) -> dx.Expr:
-        return _last_partition_tail(self.frame, self.n)
-
-
-def _last_partition_tail(frame: dx.Expr, n: int) -> dx.Expr:
-    return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), n)
-
-
-def _last_rows(frame: Any, n: int) -> Any:
-    return frame.tail(n)
-
-
-class LastRows(dx.Blockwise):
-    """The last rows of each partition. Unlike Dask's own tail, lowering leaves it in place."""
-
-    _parameters: ClassVar = ["frame", "n"]
-    _projection_passthrough = True
-    _preserves_partitioning_information = True
-    operation = staticmethod(_last_rows)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.frame._meta

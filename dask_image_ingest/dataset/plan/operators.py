@@ -5,17 +5,16 @@ All optimiser rules of this package use it; an operation that is not listed is a
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final, NamedTuple, TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import FilterRows, QueryMask, TotalQueryMask
+from dask_image_ingest.dataset.plan.base_nodes import Condition, FilterRows
 
 #: Operations, of series for the most part, that compute each row from that row alone.
 ELEMENTWISE = (
-    QueryMask,
+    Condition,
     dx.Abs,
     dx.Apply,
     dx.AsType,
@@ -37,9 +36,8 @@ ELEMENTWISE = (
     dx.Where,
 )
 
-#: Operations on a frame that keep all of its rows, and those that keep some.
+#: Operations on a frame that keep all of its rows.
 SAME_ROWS = (dx.Assign, dx.Projection, dx.RenameFrame)
-FEWER_ROWS = (dx.Filter, dx.Query)
 
 #: Row-wise operations on a frame that may change some columns alone: see `COLUMNS_CHANGED`.
 CHANGES = (dx.AsType, dx.Fillna, dx.Replace, dx.Round)
@@ -51,7 +49,7 @@ ROW_WISE = (*SAME_ROWS, *CHANGES, dx.Query, dx.DropnaFrame)
 RAISES_FOR_NO_ROW = (
     *(dx.EQ, dx.NE, dx.LT, dx.LE, dx.GT, dx.GE),
     *(dx.And, dx.Or, dx.XOr, dx.Invert),
-    *(dx.IsNa, dx.NotNull, dx.Isin, dx.Projection, TotalQueryMask),
+    *(dx.IsNa, dx.NotNull, dx.Isin, dx.Projection),
 )
 
 #: Operations that select, reorder or repeat rows or columns, and change no values.
@@ -102,112 +100,15 @@ MOVES_ROWS: Final = (
     dx.SortValues,
 )
 
-# Row-wise syntax and methods of a ``query`` text. A column's ``mean()``, for example, is not: it
-# depends on the other rows of the partition.
-_TOTAL_SYNTAX = (
-    *(ast.Load, ast.Name, ast.Constant, ast.List, ast.Tuple, ast.Compare, ast.cmpop),
-    *(ast.BoolOp, ast.boolop, ast.UnaryOp, ast.Not, ast.USub),
-)
-_SYNTAX = (*_TOTAL_SYNTAX, ast.BinOp, ast.operator, ast.unaryop)
-_METHODS = {"isin", "isna", "isnull", "notna", "notnull", "between"}
-_STR_MASKS = {"contains", "startswith", "endswith", "match", "fullmatch"}
-_STR_METHODS = {*_STR_MASKS, "len", "lower", "upper", "strip"}
-
-_QUOTED_NAME = re.compile(rb"`([^`]*)`")
-
-
-class TextConjunct(NamedTuple):
-    """A part of a ``query`` text, the columns that it names, and whether it raises for no row."""
-
-    text: str
-    names: tuple[str, ...]
-    is_total: bool
+# What a ``query`` may ask other rows by: attributes such as ``width.max()``, labels, and objects of
+# the caller.
+_ASKS_MORE_ROWS = re.compile(r"\.\s*[^\W\d]|@|index")
+_QUOTED_NAME = re.compile("`[^`]*`")
 
 
 def is_row_wise_query(text: object) -> bool:
-    """True if the text of a ``query`` is row-wise and uses nothing but columns."""
-    return _parsed(text) is not None
-
-
-def text_conjuncts(text: object) -> list[TextConjunct] | None:
-    """Split the text of a ``query`` at ``and`` and ``&``; None if it is not a row-wise mask."""
-    tree = _parsed(text)
-    if not isinstance(text, str) or tree is None or "\n" in (text := text.strip()):
-        return None
-    parts = list(_operands_of_and(tree))
-    if not all(map(_is_mask, parts)):
-        parts = [tree]
-    if not all(map(_is_mask, parts)):
-        return None
-    source = text.encode()
-    quoted = {match.start(): match[1].decode() for match in _QUOTED_NAME.finditer(source)}
-    found = []
-    for part in parts:
-        nodes = list(ast.walk(part))
-        names = {
-            quoted.get(node.col_offset, node.id) for node in nodes if isinstance(node, ast.Name)
-        }
-        found.append(
-            TextConjunct(
-                source[part.col_offset : part.end_col_offset].decode(),
-                tuple(sorted(names)),
-                all(isinstance(node, _TOTAL_SYNTAX) for node in nodes),
-            )
-        )
-    return found if all(each.names for each in found) else None
-
-
-def _parsed(text: object) -> ast.expr | None:
-    """The tree of a row-wise text, in which quoted names are others of equal length."""
-    if not isinstance(text, str) or "@" in text or "index" in text:
-        return None
-    plain = _QUOTED_NAME.sub(lambda match: b"_" * len(match[0]), text.strip().encode())
-    try:
-        tree = ast.parse(plain, mode="eval").body
-    except (SyntaxError, ValueError):
-        return None
-    return tree if _is_row_wise(tree) else None
-
-
-def _operands_of_and(node: ast.expr) -> Iterator[ast.expr]:
-    if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.And):
-        operands = node.values
-    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitAnd):
-        operands = [node.left, node.right]
-    else:
-        yield node
-        return
-    for operand in operands:
-        yield from _operands_of_and(operand)
-
-
-def _is_mask(node: ast.expr) -> bool:
-    """True if a row-wise text has truth values, whatever its columns have."""
-    if isinstance(node, ast.UnaryOp):
-        return _is_mask(node.operand)
-    if isinstance(node, ast.BoolOp):
-        return all(map(_is_mask, node.values))
-    if isinstance(node, ast.BinOp):
-        joins = isinstance(node.op, (ast.BitAnd, ast.BitOr))
-        return joins and _is_mask(node.left) and _is_mask(node.right)
-    if isinstance(node, ast.Call):
-        return isinstance(node.func, ast.Attribute) and node.func.attr in _METHODS | _STR_MASKS
-    return isinstance(node, ast.Compare)
-
-
-def _is_row_wise(node: ast.AST) -> bool:
-    if isinstance(node, ast.Call):
-        method, arguments = node.func, [*node.args, *(each.value for each in node.keywords)]
-        if not isinstance(method, ast.Attribute) or not all(map(_is_row_wise, arguments)):
-            return False
-        owner = method.value
-        if isinstance(owner, ast.Attribute) and owner.attr == "str":
-            return method.attr in _STR_METHODS and _is_row_wise(owner.value)
-        return method.attr in _METHODS and _is_row_wise(owner)
-    if isinstance(node, ast.Attribute):  # ``taken.dt.year``
-        owner = node.value
-        return isinstance(owner, ast.Attribute) and owner.attr == "dt" and _is_row_wise(owner.value)
-    return isinstance(node, _SYNTAX) and all(map(_is_row_wise, ast.iter_child_nodes(node)))
+    """True if the text of a ``query`` is surely about each row alone."""
+    return isinstance(text, str) and not _ASKS_MORE_ROWS.search(_QUOTED_NAME.sub("", text))
 
 
 _Columns: TypeAlias = Iterable[Any] | None

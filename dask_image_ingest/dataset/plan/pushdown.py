@@ -78,6 +78,19 @@ def _consists_of(mask: Any, rows: Sequence[str], kinds: tuple[type, ...]) -> boo
     return isinstance(mask, kinds) and all(_consists_of(o, rows, kinds) for o in operands)
 
 
+def over_rows(expr: dx.Expr, rows: Sequence[str], new: dx.Expr) -> dx.Expr:
+    """A row-wise expression over ``new`` in place of the expressions named ``rows``.
+
+    Aggregates stay those of all rows.
+    """
+    if expr._name in rows:
+        return new
+    if not expr.ndim:
+        return expr
+    operands = (over_rows(o, rows, new) if isinstance(o, dx.Expr) else o for o in expr.operands)
+    return type(expr)(*operands)
+
+
 def as_predicate(
     mask: dx.Expr, scan: dx.Expr, types: Mapping[str, pa.DataType], backend: BackendName
 ) -> Predicate | None:

@@ -14,11 +14,17 @@ from typing import Any, ClassVar, Final
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
-from dask_image_ingest.dataset.plan.base_nodes import QueryMask, Read, is_optimized
-from dask_image_ingest.dataset.plan.dask_patches import install_patches
+from dask_image_ingest.dataset.plan.base_nodes import (
+    IsShared,
+    Read,
+    TakesFilters,
+    filtered,
+    is_optimized,
+    never,
+)
 from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_row_wise_query
 from dask_image_ingest.dataset.plan.pushdown import as_predicate
-from dask_image_ingest.dataset.predicates import all_of, columns_of
+from dask_image_ingest.dataset.predicates import Predicate, all_of, columns_of
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.decode_rows import (
     ColumnDecode,
@@ -48,8 +54,6 @@ class HeadOfRead(dx.Head):
             return dx.plain_column_projection(self, parent, dependents)
         return super()._simplify_up(parent, dependents)
 
-
-install_patches()
 
 #: Task names of a scan and of a scan with decode. After ``persist`` only names are left to tell.
 READS: Final = ("readMetadata", "readDecode")
@@ -107,7 +111,7 @@ class Dataset:
         return self.options.get_backend().meta(types)
 
 
-class Scan(Read):
+class Scan(TakesFilters, Read):
     """Scans shards without decoding: image columns hold references, error columns nulls.
 
     Absorbs projections (``columns``), filters (a `Predicate`), lengths, and limits (rows of each
@@ -130,7 +134,6 @@ class Scan(Read):
         "hands_over": False,
         "_partitions": None,
     }
-    _filter_passthrough = True
 
     dataset: Dataset
 
@@ -192,31 +195,29 @@ class Scan(Read):
         partition = self.dataset.partitions[index]
         return Task(name, read_partition, partition, self.spec, _data_producer=True)
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        # Dask's filter asks for it, and `_simplify_up`. Above is `dask_patches`.
-        return super()._filter_passthrough_available(parent, dependents) and (
-            self.filtered_by(parent.predicate) is not None
-        )
+    def filtered_by(self, mask: dx.Expr, is_shared: IsShared = never) -> dx.Expr:
+        """The scan with a mask over it as one of its filters, or below a filter."""
+        predicate = self._predicate(mask)
+        if predicate is None:
+            return filtered(self, mask)
+        return self.substitute_parameters({"filters": all_of([self.operand("filters"), predicate])})
 
-    def filtered_by(self, mask: dx.Expr) -> Scan | None:
-        """The scan with a mask over it as a filter; None if it can't evaluate that."""
+    def absorbs(self, mask: dx.Expr) -> bool:
+        """True if a mask over this scan can become one of its filters."""
+        return self._predicate(mask) is not None
+
+    def _predicate(self, mask: dx.Expr) -> Predicate | None:
         if self.operand("limit") is not None:
             return None
         schema, backend = self.dataset.schema, self.dataset.options.backend
         # These have values only after a decode.
         decoded = schema.errors.union(schema.images)
         types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
-        predicate = as_predicate(mask, self, types, backend)
-        if predicate is None:
-            return None
-        return self.substitute_parameters({"filters": all_of([self.operand("filters"), predicate])})
+        return as_predicate(mask, self, types, backend)
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
-        if isinstance(parent, dx.Filter):
-            passes = self._filter_passthrough_available(parent, dependents)
-            return self.filtered_by(parent.predicate) if passes else None
         if type(parent) is dx.Head:
             if parent.n < 0:
                 return None
@@ -291,8 +292,7 @@ class Steps:
         ):
             return ()
         series = [node for node in nodes if isinstance(node, dx.Projection) and node.ndim == 1]
-        texts = [node.frame for node in nodes if isinstance(node, QueryMask)]
-        used = {name for node in (*series, *texts) for name in node.columns}
+        used = {name for node in series for name in node.columns}
         return tuple(name for name in HEADERS if name not in used)
 
 
@@ -372,12 +372,11 @@ def _is_step(node: dx.Expr) -> bool:
     if isinstance(node, dx.Query) and not is_row_wise_query(node.operand("_expr")):
         return False
     if node.ndim == 2:
-        return type(node) in (*ROW_WISE, dx.Filter)
+        return type(node) in ROW_WISE or isinstance(node, dx.Filter)
     if isinstance(node, dx.Projection):
         return not backend_of(node.frame._meta).is_references(node._meta.dtype)
-    return isinstance(node, QueryMask) or (
-        isinstance(node, (*ELEMENTWISE, dx.Index))
-        and all(each.ndim == 1 for each in node.dependencies())
+    return isinstance(node, (*ELEMENTWISE, dx.Index)) and all(
+        each.ndim == 1 for each in node.dependencies()
     )
 
 
@@ -393,7 +392,6 @@ class ReadAndDecode(Scan):
     ]
     _defaults: ClassVar = {**Scan._defaults, "steps": None}
     _absorb_projections = False
-    _filter_passthrough = False
 
     step = READS[1]
     scan: type[Scan]
@@ -446,6 +444,9 @@ class ReadAndDecode(Scan):
         spec = replace(self.spec, options=options, decode=decode)
         partition = self.dataset.partitions[index]
         return dx.Task(name, read_partition, partition, spec, _data_producer=True)
+
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+        return False
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> None:
         return None

@@ -8,7 +8,6 @@ once, at its end. Filters go the other way: below the decode.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -17,11 +16,19 @@ import dask
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import (
     Dependents,
+    IsShared,
     PreservesRows,
+    filtered,
     is_optimized,
+    keep_rows,
+    never,
     post_dominates,
 )
-from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, uses_columns
+from dask_image_ingest.dataset.plan.computed_columns import (
+    AppendsColumns,
+    AssignColumns,
+    uses_columns,
+)
 from dask_image_ingest.dataset.plan.operators import ROW_WISE
 from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
 from dask_image_ingest.dataset.plan.scan_node import (
@@ -62,7 +69,7 @@ def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.
     if not (
         leads_to_a_move(parent, dependents)
         or (
-            isinstance(parent, ROW_WISE)
+            isinstance(parent, (*ROW_WISE, AssignColumns))
             and post_dominates(child, parent, dependents)
             and not _computes_columns(parent)
         )
@@ -136,7 +143,6 @@ class Decode(AppendsColumns, PreservesRows):
     _parameters: ClassVar = ["frame", "images", "only", "limit"]
     _defaults: ClassVar = {"only": None, "limit": None}
     _preserves_partitioning_information = True
-    places_filters = True
     images: tuple[ColumnDecode, ...]
     only: ErrorFilter
     limit: int | None
@@ -183,8 +189,6 @@ class Decode(AppendsColumns, PreservesRows):
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
-        if isinstance(parent, dx.Filter):
-            return self._push_filter(parent, dependents)
         if isinstance(parent, HeadOfRead):
             return None
         if type(parent) is dx.Head:
@@ -217,25 +221,12 @@ class Decode(AppendsColumns, PreservesRows):
             limited = self.substitute_parameters({"limit": n})
         return HeadOfRead(limited, *head.operands[1:])
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
-        return self._push_filter(parent, dependents) is not None
+    def filtered_by(self, mask: dx.Expr, is_shared: IsShared = never) -> dx.Expr:
+        """The rows by a mask, as far below the decode as the filter may run."""
+        pushed = None if self.limit is not None else self._push_predicate(mask, is_shared)
+        return filtered(self, mask) if pushed is None else pushed
 
-    def _push_filter(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
-        """Push as much of the filter as possible below the decode; None if nothing can be."""
-        if (
-            parent.frame._name != self._name
-            or self.limit is not None
-            or not dx.is_filter_pushdown_available(self, parent, dependents)
-        ):
-            return None
-        return self._push_predicate(parent.predicate)
-
-    def filtered_by(self, mask: dx.Expr) -> dx.Expr:
-        """The frame filtered, as far below the decode as the filter may run."""
-        pushed = None if self.limit is not None else self._push_predicate(mask)
-        return dx.Filter(self, mask) if pushed is None else pushed
-
-    def _push_predicate(self, mask: dx.Expr) -> dx.Expr | None:
+    def _push_predicate(self, mask: dx.Expr, is_shared: IsShared) -> dx.Expr | None:
         """Let each conjunct of a filter run as early as it can; None leaves the filter in place.
 
         ======================================================  =================================
@@ -260,7 +251,7 @@ class Decode(AppendsColumns, PreservesRows):
         (`Scan.filtered_by`) runs below.
         """
         late = dask.config.get("image-ingest.decode-late", True)
-        if late and (split := self._split_decode(mask)) is not None:
+        if late and (split := self._split_decode(mask, is_shared)) is not None:
             return split
         placed = self._place_conjuncts(mask, late)
         if placed is None:
@@ -273,9 +264,9 @@ class Decode(AppendsColumns, PreservesRows):
             on_frame = functools.reduce(dx.And, below).substitute(self, frame)
             if not dx.are_co_aligned(frame, on_frame):
                 return None
-            frame = dx.Filter(frame, on_frame)
+            frame = keep_rows(frame, on_frame, is_shared)
         decode = self.substitute_parameters({"frame": frame, "only": only})
-        return decode if not above else dx.Filter(decode, self._mask_of(above, decode))
+        return decode if not above else filtered(decode, self._mask_of(above, decode))
 
     def _place_conjuncts(
         self, mask: dx.Expr, late: bool
@@ -298,12 +289,7 @@ class Decode(AppendsColumns, PreservesRows):
                 return None
         return below, only, above
 
-    def _mask_of(self, parts: Sequence[dx.Expr], decode: dx.Expr) -> dx.Expr:
-        """The conjunction of ``parts``, over ``decode`` in place of this decode."""
-        rows = (self._name, self.frame._name)
-        return _replace_frames(functools.reduce(dx.And, parts), rows, decode)
-
-    def _split_decode(self, mask: dx.Expr) -> dx.Expr | None:
+    def _split_decode(self, mask: dx.Expr, is_shared: IsShared) -> dx.Expr | None:
         """Decode what a conjunct needs, filter, decode the rest; None if each needs all or none."""
         if not self._is_length_preserving or len(self.images) == 1:
             return None
@@ -326,14 +312,13 @@ class Decode(AppendsColumns, PreservesRows):
                 on_decode = self._mask_of(masks, decode)
                 if not dx.are_co_aligned(decode, on_decode):
                     return None
-                pushed = decode._push_predicate(on_decode)
-                frame = dx.Filter(decode, on_decode) if pushed is None else pushed
+                frame = decode.filtered_by(on_decode, is_shared)
         return frame if frame.columns == self.columns else frame[self.columns]
 
     def _scan_absorbs(self, part: dx.Expr) -> bool:
         """True if a mask can become a filter of the scan directly below."""
         scan = self.frame
-        return isinstance(scan, Scan) and scan.filtered_by(part.substitute(self, scan)) is not None
+        return isinstance(scan, Scan) and scan.absorbs(part.substitute(self, scan))
 
     def _as_error_filter(self, part: dx.Expr) -> ErrorFilter:
         """``ddf.error.isna()`` and its negations as a value of ``only``; None for the rest."""
@@ -364,7 +349,9 @@ class Decode(AppendsColumns, PreservesRows):
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         # A decode that drops rows is needed whatever the columns.
         drops_rows = not self._is_length_preserving
-        unused = isinstance(parent, dx.Index) or self.added.isdisjoint(parent.columns)
+        # An index shares the decode of a mask, so that shards are read once for both.
+        needed_by = wanted if isinstance(parent, dx.Index) else parent.columns
+        unused = self.added.isdisjoint(needed_by)
         needed_images = tuple(each for each in self.images if wanted & each.columns or drops_rows)
         if (unused and not drops_rows) or not needed_images:
             return type(parent)(self.frame, *parent.operands[1:])
@@ -406,13 +393,3 @@ def _separate(expr: dx.Expr, done: dict[str, dx.Expr]) -> dx.Expr:
     operands = [_unfused(op, done) if isinstance(op, dx.Expr) else op for op in expr.operands]
     same = all(new is old for new, old in zip(operands, expr.operands, strict=True))
     return expr if same else type(expr)(*operands)
-
-
-def _replace_frames(expr: dx.Expr, names: Sequence[str], new: dx.Expr) -> dx.Expr:
-    """Substitute ``new`` for every subexpression with one of these names."""
-    if expr._name in names:
-        return new
-    operands = (
-        _replace_frames(op, names, new) if isinstance(op, dx.Expr) else op for op in expr.operands
-    )
-    return type(expr)(*operands)

@@ -17,9 +17,10 @@ import pyarrow as pa
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import Dependents, ImageNode
-from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns
+from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, ImageNode, filtered
+from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, AssignColumns
 from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
+from dask_image_ingest.dataset.plan.pushdown import is_row_wise
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
 
@@ -66,6 +67,11 @@ class InOrder(AppendsColumns):
     def added(self) -> frozenset[Any]:
         """Empty: no column is appended; the base class is for its pushdown rules."""
         return frozenset()
+
+    def _place(self, mask: dx.Expr) -> tuple[list[dx.Expr], list[dx.Expr]]:
+        # Others, such as ``cumsum``, depend on the order of the rows.
+        row_wise = is_row_wise(mask, (self._name, self.frame._name))
+        return ([mask], []) if row_wise else ([], [])
 
     def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
         names = tuple(name for name in self.names if name in wanted)
@@ -171,13 +177,14 @@ def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecod
 
 def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
     decoded = {name for each in images for name in each.columns}
-    if not decoded.isdisjoint(expr.keys):
+    keys = expr.names if isinstance(expr, AssignColumns) else expr.keys
+    if not decoded.isdisjoint(keys):
         return None
     try:
         values = _replace_in_all(expr.operands[1:], child, references, decoded)
     except _NeedsPixelsError:
         return None
-    return dx.Assign(references, *values), images
+    return type(expr)(references, *values), images
 
 
 # ``ddf[mask]`` and ``ddf.loc[mask]``.
@@ -187,7 +194,7 @@ def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
         mask = _replace(expr.operands[1], child, references, decoded)
     except _NeedsPixelsError:
         return None
-    return dx.Filter(references, mask), images
+    return filtered(references, mask), images
 
 
 def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
@@ -229,7 +236,9 @@ def _replace(expr: dx.Expr, child: dx.Expr, references: dx.Expr, decoded: set[An
 _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
     dx.RenameFrame: _rename,
     dx.Assign: _assign,
+    AssignColumns: _assign,
     dx.Filter: _filter,
+    Filter: _filter,
     dx.Loc: _filter,
     dx.Projection: _project,
     **dict.fromkeys(COLUMNS_CHANGED, _change_others),

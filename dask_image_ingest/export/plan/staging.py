@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.plan import ScanShards
+from dask_image_ingest.dataset.plan import ScanShards, select_columns
 from dask_image_ingest.dataset.references import references_of
 from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
@@ -113,7 +113,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     finds_bad = options.errors != "null" and "error" in frame.columns
     if finds_bad:
         wanted.append("error")
-    frame = frame[wanted]
+    frame = select_columns(frame, wanted)
     decoded = [name for name in members.stored if name in image_columns(frame)]
     if decoded:
         frame = with_stored(frame, decoded, finds_bad)
