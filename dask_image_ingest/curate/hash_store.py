@@ -133,7 +133,7 @@ def _add(output: OutputStore, by: Kind, ranked: Ranked, folder_id: str | None) -
     with pa.ipc.new_file(file, schema) as writer:
         for batch in _batches(ranked, schema):
             writer.write_batch(batch)
-    content = file.getvalue()
+    content = file.getbuffer()
     end = _footer(content)
     # Readers of Arrow files skip what is between the last batch and the footer.
     signed = b"".join([content[:end], xxhash.xxh3_128_digest(content), content[end:]])
@@ -268,6 +268,6 @@ def _verified(content: bytes) -> tuple[dict[str, Any], pa.Table]:
     return json.loads(table.schema.metadata[_METADATA]), table
 
 
-def _footer(content: bytes) -> int:
+def _footer(content: bytes | memoryview) -> int:
     """Where the footer of an Arrow file begins, by its last bytes: its length and a signature."""
     return len(content) - 10 - int.from_bytes(content[-10:-6], "little")
