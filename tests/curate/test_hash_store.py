@@ -1,5 +1,6 @@
 """Stored hashes: what was stored is found, or an error names the file and what to do."""
 
+import itertools
 import os
 import pickle
 import shutil
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from dying import dies, moments
 from forked_python import run_python
 from hashes import flipped, random_hashes
 
@@ -108,8 +110,8 @@ def test_files_of_anything_else_are_refused(stored, tmp_path, random):
     table = pa.ipc.open_file(pa.BufferReader(file.read_bytes())).read_all()
     assert table["key"].to_pylist() == rows["id"][20:40].tolist()  # other tools can read it
     other = tmp_path / "other"
-    for _ in range(3):
-        write_hashes(rows, other, identity="id")
+    for start in range(3):
+        write_hashes(rows[start:], other, identity="id")
     exact = rows.assign(**{"fingerprint.bytes": "0" * 32})
     write_hashes(exact, tmp_path / "bytes", "bytes", identity="id")
 
@@ -200,11 +202,28 @@ except dii.ExportError as error:
     assert not (tmp_path / "victim").exists()
     assert sorted(os.listdir(folder)) == [f"{number:06d}.arrow" for number in range(4)]
     (tmp_path / "file").touch()
-    with pytest.raises(dii.ExportError, match="file cannot be written"):
+    with pytest.raises(dii.ExportError, match=r"file/000000.arrow cannot be written"):
         write_hashes(rows, tmp_path / "file", identity="id")
     for wrong in ("", b"a", "a\0b"):
         with pytest.raises(dii.ArgumentError, match="is no path"):
             write_hashes(rows, wrong, identity="id")
+
+
+def test_a_call_that_was_killed_is_called_again_and_stores_its_rows_once(random, tmp_path):
+    rows = table_of(random_hashes(random, 10))
+    folders = (tmp_path / str(number) for number in itertools.count())
+
+    def write(folder):
+        write_hashes(rows[:4], folder, identity="id")
+        write_hashes(rows[4:], folder, identity="id")
+
+    for moment in moments(lambda: write(next(folders))):
+        folder = next(folders)
+        assert dies(moment, lambda: write(folder))  # noqa: B023
+        write(folder)
+        assert sorted(os.listdir(folder)) == ["000000.arrow", "000001.arrow"]
+        tables = [pa.ipc.open_file(folder / name).read_all() for name in sorted(os.listdir(folder))]
+        assert pa.concat_tables(tables)["key"].to_pylist() == rows["id"].tolist()
 
 
 def test_calls_at_the_same_time_lose_no_rows(random, tmp_path):

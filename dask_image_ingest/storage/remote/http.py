@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import ssl
 import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
@@ -273,19 +274,23 @@ class HTTPSource:
         )
 
 
+# The last is of too many redirects.
+_PERMANENT = (SSLError, LocationValueError, InvalidHeader, ResponseError)
+
+
 @contextmanager
 def _translate_errors(url: str) -> Iterator[None]:
     """Translate errors of urllib3 into `RetryableError`, permanent ones into ``ShardError``."""
     try:
         yield
-    except (SSLError, LocationValueError, InvalidHeader) as error:
-        raise ShardError(f"{url} cannot be read: {error_text(error)}") from safe_cause(error)
     except HTTPError as error:
         cause = getattr(error, "reason", None)
-        if isinstance(cause, (SSLError, ResponseError)):  # ResponseError: too many redirects
-            raise ShardError(f"{url} cannot be read: {error_text(cause)}") from safe_cause(error)
         root = cause if isinstance(cause, Exception) else error
-        unreached = isinstance(root, (NewConnectionError, ConnectTimeoutError))
+        # As a busy server ends a handshake; a certificate stays what it is.
+        cut = isinstance(root, SSLError) and isinstance(root.args[0], ssl.SSLEOFError)
+        if isinstance(root, _PERMANENT) and not cut:
+            raise ShardError(f"{url} cannot be read: {error_text(root)}") from safe_cause(error)
+        unreached = cut or isinstance(root, (NewConnectionError, ConnectTimeoutError))
         stalled = isinstance(root, ReadTimeoutError)
         raise RetryableError(
             error_text(root), unreached=unreached, stalled=stalled
