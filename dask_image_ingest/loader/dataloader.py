@@ -321,6 +321,9 @@ def make_dataloader(
     """
     dataset = make_dataset(make, start, shard)
     try:
-        return BatchLoader(dataset, batch_size=None, **options)
+        loader = BatchLoader(dataset, batch_size=None, **options)
     except (TypeError, ValueError) as error:
         raise ArgumentError(f"dataloader: {error}") from error
+    if not loader.num_workers:
+        loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
+    return loader

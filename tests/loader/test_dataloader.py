@@ -137,7 +137,8 @@ class TestDataLoader:
         assert Counter(keys(batches)) == Counter(range(23))
 
     def test_without_workers_it_is_iter_batches(self, ddf, data):
-        loader = ddf.images.dataloader(3, shuffle=2)
+        # A timeout, which is for workers, may stay where there are none.
+        loader = ddf.images.dataloader(3, shuffle=2, num_workers=0, timeout=60)
         first = keys(loader)
         assert first == keys(ddf.images.iter_batches(3, shuffle=2))
         assert keys(loader) == first
