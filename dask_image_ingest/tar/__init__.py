@@ -5,7 +5,7 @@ Headers are read, contents are not.
 """
 
 from dask_image_ingest.tar.index import META_NAME, index_head, index_tar
-from dask_image_ingest.tar.scan import Damage, SparseMember
+from dask_image_ingest.tar.scan import BLOCK, Damage, SparseMember, plain_name
 from dask_image_ingest.tar.shard_index import (
     FIELDS,
     HEAD,
@@ -28,6 +28,7 @@ from dask_image_ingest.tar.shard_index import (
 )
 
 __all__ = [
+    "BLOCK",
     "FIELDS",
     "HEAD",
     "IMAGE_EXTENSIONS",
@@ -49,6 +50,7 @@ __all__ = [
     "index_head",
     "index_tar",
     "open_member",
+    "plain_name",
     "read_member",
     "too_large_error",
 ]

@@ -87,6 +87,33 @@ def test_the_rows_are_those_of_the_shard(index, folders):
         assert read(swapped).compute()["__key__"].tolist() == keys
 
 
+@pytest.mark.parametrize("pax", [False, True])
+def test_images_that_are_decoded_later_are_those_of_their_keys_or_an_error(pax, tmp_path):
+    for folder, last in (("one", "a"), ("two", "b")):
+        (tmp_path / folder).mkdir()
+        for number, first in enumerate(("c", last)):
+            path = tmp_path / folder / f"{number:03d}.tar"
+            path.write_bytes(shard(first, ord(first), pax))
+            os.utime(path, ns=(10**18, 10**18))
+        dii.write_index(tmp_path / folder)
+
+    def keys():
+        options = {"columns": ["__key__", "image"], "backend": "pandas"}
+        frame = dii.read_webdataset_images(tmp_path / "two", **options)
+        stored = dii.read_webdataset_images(tmp_path / "two", decode=False, **options)
+        batches = frame.images.iter_batches(2, columns=["__key__"], shuffle=1)
+        yield lambda: [key for batch in batches for key in batch["__key__"]]
+        yield lambda: frame.shuffle("__key__").compute()["__key__"].tolist()
+        yield lambda: dii.decode_images(stored.compute())["__key__"].tolist()
+
+    for call in keys():
+        assert sorted(key[:2] for key in call()) == [f"{c}{n}" for c in "bc" for n in range(4)]
+    shutil.copy(tmp_path / "one/001.tar.index.parquet", tmp_path / "two")
+    for call in keys():
+        with pytest.raises(ShardError, match=r"no image of 'a.*write_index\(overwrite=True\)"):
+            call()
+
+
 def test_a_remote_shard_is_checked_by_the_request_that_reads_it(folders, monkeypatch):
     monkeypatch.setattr(Faulty, "tag", lambda self, body: '"the same"')
     files = {f"/b/{path.name}": path.read_bytes() for path in (folders / "b").iterdir()}

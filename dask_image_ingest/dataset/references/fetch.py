@@ -31,12 +31,14 @@ from dask_image_ingest.storage import (
     open_shard,
 )
 from dask_image_ingest.tar import (
+    BLOCK,
     HEAD,
     Sample,
     ShardIndex,
     duplicate_error,
     index_tar,
     open_member,
+    plain_name,
     read_member,
     too_large_error,
 )
@@ -184,20 +186,41 @@ def _read(
     longest: int | None,
     gap: int | None,
 ) -> None:
-    """Read the images of an open shard in the order of their offsets."""
+    """Read the images of an open shard in the order of their offsets.
+
+    The header before each, which is fetched with it, must not be that of another sample: an index
+    of another shard with the same size and time has such references.
+    """
     spans = {row: place for row, each in references.items() if (place := each.place) is not None}
     valid = {row: span for row, span in spans.items() if _is_inside(content, *span)}
     ranges = (
-        (start, start + (size if longest is None else min(size, longest)))
+        (max(0, start - BLOCK), start + (size if longest is None else min(size, longest)))
         for start, size in valid.values()
     )
     content.prefetch(sorted(ranges), gap)
+    samples: _Samples | None = None
     for row in sorted(spans, key=spans.__getitem__):
+        if row in valid and not _follows_own_header(content, references[row]):
+            samples = samples or _Samples(content, url)
+            samples.check_place(references[row])
         results[row] = read(content, spans[row]) if row in valid else _OUTSIDE
     if len(spans) < len(references):
-        samples = _Samples(content, url)
+        samples = samples or _Samples(content, url)
         for row in references.keys() - spans.keys():
             results[row] = samples.image(references[row])
+
+
+def _follows_own_header(content: ByteReader, reference: ImageReference) -> bool:
+    """False if the bytes before an image are the header of a member of another sample.
+
+    Also for a hard link, which lies where another sample does, and for some names in PAX headers.
+    """
+    start, key = reference.offset or 0, reference.key
+    if key is None or start < BLOCK or reference.number is None:
+        return True
+    name, begin = plain_name(bytes(content[start - BLOCK : start])), f"{key}."
+    # A long name is cut, and a PAX header may have replaced what is not ASCII.
+    return name.startswith(begin) or begin.startswith(name) or not key.isascii()
 
 
 def _is_inside(content: ByteReader, offset: int, size: int) -> bool:
@@ -209,10 +232,26 @@ class _Samples:
 
     def __init__(self, content: ByteReader, url: str) -> None:
         self._content = content
+        self._url = url
         self._index = index_tar(content, url)
         self._by_key: dict[str, list[Sample]] = {}
         for sample in self._index.samples:
             self._by_key.setdefault(sample.key, []).append(sample)
+
+    def check_place(self, reference: ImageReference) -> None:
+        """Raise if the sample has no member where its reference says.
+
+        Raises
+        ------
+        ShardError
+        """
+        samples = self._by_key.get(reference.key or "", ())
+        if all(reference.place not in sample.members.values() for sample in samples):
+            raise ShardError(
+                f"{self._url} has no image of {reference.key!r} at byte {reference.offset}: the "
+                "row comes from an index or a reference of another shard with the same size and "
+                "time. Write the index again, with write_index(overwrite=True)"
+            )
 
     def image(self, reference: ImageReference) -> bytes | memoryview | Header:
         """The encoded image, or a header that says why there is none."""
