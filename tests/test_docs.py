@@ -39,7 +39,7 @@ PAGES = [
     ROOT / "CONTRIBUTING.md",
     *sorted(path for path in DOCS.rglob("*.md") if "_build" not in path.parts),
 ]
-GPU_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm"}
+OTHER_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm", "torch"}
 
 #: The blocks that are not run, or not everywhere, and why: no others may be marked so.
 MARKED: dict[str, list[str]] = {
@@ -84,7 +84,7 @@ def _docstrings() -> Iterator[doctest.DocTest]:
         except dii.MissingDependencyError:
             continue  # a module for those who have another package, torch for example
         except ModuleNotFoundError as error:
-            if error.name not in GPU_PACKAGES:
+            if error.name not in OTHER_PACKAGES:
                 raise
             continue
         yield from (test for test in finder.find(module, module.__name__) if test.examples)

@@ -129,6 +129,8 @@ def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -
             column = pa.chunked_array([_encoded(chunk, type_) for chunk in column.chunks], type_)
     elif isinstance(meta, pd.ArrowDtype) and pa.types.is_decimal(column.type):
         dtype = pd.ArrowDtype(column.type)  # the description says "object"
+    elif isinstance(meta, pd.DatetimeTZDtype) and pa.types.is_timestamp(column.type):
+        pass  # the description has no time zone, and of old versions of pyarrow another unit
     else:
         # A function returned another dtype than its meta. Arrow's if pandas has no such name.
         with suppress(TypeError, ValueError, NotImplementedError):

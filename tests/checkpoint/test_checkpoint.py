@@ -589,5 +589,6 @@ def test_values_of_every_arrow_type_come_back_as_they_were(folder, tmp_path):
     for name, array in (by_function | assigned).items():
         assert got[name].dtype == want[name].dtype, name
         for frame in (want, got):
-            column = pa.array(frame[name])
-            assert column.cast(array.type).equals(array), name
+            column = pa.array(frame[name]).cast(array.type)
+            # Dictionaries may have their categories in another order.
+            assert column.equals(array) or column.to_pylist() == array.to_pylist(), name

@@ -123,7 +123,7 @@ def test_images_go_into_a_column_of_any_name_beside_others(encoded, pixels, lazy
     for number, (one, other, turned) in enumerate(zip(*images, strict=True)):
         assert np.array_equal(one, other)
         assert turned is None if number < 3 else turned.shape == pixels[12 - number].shape
-    for wrong in ({}, {3: "jpg"}, {"": "jpg"}, {"a": "jpg", "b": "png"}, [], ["jpg", "png"], 3):
+    for wrong in ({}, {3: "jpg"}, {"": "jpg"}, {"a": "jpg", "b": "png"}, [], ["jpg", "png"]):
         with pytest.raises(dii.ArgumentError, match="image="):
             dii.decode_images(frame, image=wrong)
 

@@ -15,7 +15,7 @@ _INTEGERS += [(pa.uint64(), 2**64 - 1), (pa.int64(), 2**53 + 1), (pa.uint64(), 2
 #: Numbers, text and bytes: the types that functions give.
 PLAIN = [
     *(pa.array([value, None, 1], type_) for type_, value in _INTEGERS),
-    pa.array([0.1, None, np.finfo("f2").smallest_subnormal], pa.float16()),
+    pa.array([np.float16(0.1), None, np.finfo("f2").smallest_subnormal], pa.float16()),
     pa.array([0.1, None, 1e38], pa.float32()),
     pa.array([0.1, 5e-324, -1e308], pa.float64()),
     pa.array([True, None, False]),
