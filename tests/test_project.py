@@ -71,7 +71,11 @@ def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
 
 
 # Modules for those who have another package.
-OPTIONAL = ("dask_image_ingest.frames.cudf.", "dask_image_ingest.loader.dataloader")
+OPTIONAL = (
+    "dask_image_ingest.frames.cudf.",
+    "dask_image_ingest.loader.dataloader",
+    "dask_image_ingest.loader.torch_worker",
+)
 
 
 def test_every_module_imports_without_dali_and_gpu_packages():
