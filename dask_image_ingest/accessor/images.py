@@ -473,8 +473,8 @@ class Images(ABC, Generic[Frame, Series]):
         columns
             The other columns of a batch; all by default. Only these are read.
         shuffle
-            A seed, for all epochs: rows come in random order, a new one in each epoch. By default
-            they come in the order of the frame.
+            A seed, for all epochs, or True for the seed 0: rows come in random order, a new one in
+            each epoch. By default, and with False, they come in the order of the frame.
         epoch
             Number of the epoch, from 0: another order, and other numbers of random augmentations.
             By default 0, or the epoch of the position ``start``.

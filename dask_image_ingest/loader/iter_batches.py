@@ -94,8 +94,10 @@ class Schedule:
     buckets: Buckets | None = None
 
     def __post_init__(self) -> None:
+        if isinstance(self.shuffle, bool):
+            object.__setattr__(self, "shuffle", 0 if self.shuffle else None)
         for name, least, advice in (
-            ("shuffle", 0, "pass a seed, a number from 0, or None"),
+            ("shuffle", 0, "pass True, False, or a seed, a number from 0"),
             ("epoch", 0, "pass the number of the epoch"),
             ("steps", 1, "pass the number of batches of an epoch, or None for all rows once"),
         ):

@@ -114,6 +114,19 @@ def test_vectors_come_as_two_dimensional_arrays(ddf):
     np.testing.assert_allclose(batch["v"], batch["image"].mean(axis=(1, 2)), rtol=1e-6)
 
 
+def test_shuffle_is_a_seed_or_yes_or_no_as_in_torch(ddf):
+    def order(shuffle):
+        batches = ddf.images.iter_batches(5, columns=["__key__"], shuffle=shuffle)
+        position = batches.position
+        again = ddf.images.iter_batches(5, columns=["__key__"], shuffle=shuffle, start=position)
+        assert keys(batches) == keys(again)
+        return keys(ddf.images.iter_batches(5, columns=["__key__"], shuffle=shuffle))
+
+    assert order(True) == order(0) != order(False)
+    assert order(False) == order(None) == ddf["__key__"].compute().tolist()
+    assert order(1) != order(True)
+
+
 @pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"drop_last": True}, {"start": 2}])
 def test_a_loop_over_batches_that_ended_begins_again(ddf, options):
     batches = ddf.images.iter_batches(5, **options)
@@ -216,7 +229,6 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
         {"batch_size": 4.0},
         {"prefetch": -1},
         {"prefetch": 0.5},
-        {"shuffle": True},
         {"shuffle": "seed"},
         {"shuffle": -1},
         {"epoch": -1},
