@@ -43,6 +43,7 @@ OTHER_PACKAGES = {"cudf", "cupy", "dask_cuda", "dask_cudf", "pylibcudf", "rmm", 
 
 #: The blocks that are not run, or not everywhere, and why: no others may be marked so.
 MARKED: dict[str, list[str]] = {
+    "docs/design/dask.md": ["each line raises"],
     "docs/guide/clusters.md": [
         "needs several hosts",
         "needs Slurm",

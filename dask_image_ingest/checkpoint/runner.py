@@ -316,7 +316,7 @@ class _Task:
 
 @dataclass(frozen=True)
 class _Outcome:
-    """What has become of a partition."""
+    """Outcome of a partition."""
 
     part: PartitionFile | str  # or why its shard cannot be read
     endings: list[Ending]

@@ -116,7 +116,7 @@ def write_hashes(
 
 
 def _checked(output: OutputStore, by: Kind) -> list[dict[str, Any]]:
-    """What the files of a folder say of themselves; all are checked."""
+    """Facts of the files of a folder; all are checked."""
     return [facts for facts, _ in _tables(output, by, "path")]
 
 
@@ -230,7 +230,7 @@ def _numbers(output: OutputStore) -> set[int]:
 def _tables(
     output: OutputStore, by: Kind, argument: str
 ) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """What a file says of itself and its rows, for each file of a folder in order; all checked.
+    """Facts and rows of each file of a folder, in order; all checked.
 
     Raises
     ------
@@ -265,7 +265,7 @@ def _tables(
 
 
 def _verified(content: bytes) -> tuple[dict[str, Any], pa.Table]:
-    """What a file says of itself, and its rows."""
+    """Facts and rows of a file, verified by its checksum."""
     end, view = _footer(content), memoryview(content)
     digest = xxhash.xxh3_128(view[: max(0, end - _DIGEST)])
     digest.update(view[max(0, end) :])
@@ -279,5 +279,5 @@ def _verified(content: bytes) -> tuple[dict[str, Any], pa.Table]:
 
 
 def _footer(content: bytes | memoryview) -> int:
-    """Where the footer of an Arrow file begins, by its last bytes: its length and a signature."""
+    """Offset of an Arrow file's footer, by its last bytes: the length and a signature."""
     return len(content) - 10 - int.from_bytes(content[-10:-6], "little")

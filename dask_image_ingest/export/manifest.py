@@ -91,7 +91,7 @@ class PreviousExport:
             self.output.remove([MANIFEST])
 
     def differences(self, options: Options) -> list[str]:
-        """How the options of its plan differ from these, in words."""
+        """Differences of its plan's options from these, in words."""
         before = (self.plan or {}).get("options", {})
         return [
             f"{name} was {before.get(name)!r} and is {value!r} now"

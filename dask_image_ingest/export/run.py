@@ -148,7 +148,7 @@ class _Run:
 
     @property
     def mark(self) -> bytes:
-        """What tells this call from others that replace the same export."""
+        """Frame and options, which tell this call from others that replace the same export."""
         call = {"frame": self.token, "options": self.context.options.as_json()}
         return json.dumps(call, sort_keys=True).encode()
 

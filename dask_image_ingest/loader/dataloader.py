@@ -234,7 +234,7 @@ class TorchDataset(IterableDataset):
         return torch_rank()
 
     def _start_in(self, epoch: int, start: int | Position) -> int | Position:
-        """Where an epoch begins: at ``start``, or at its beginning if another one ends there."""
+        """Start in an epoch: ``start``, or its beginning if another one ends there."""
         if not isinstance(start, Position) or start.epoch == epoch:
             return start
         if self._iterate(Loop(start.epoch, start), is_resumed=True).is_at_end:
@@ -274,7 +274,7 @@ class BatchLoader(DataLoader):
 
     @property
     def sampler(self) -> _Epochs:
-        """What Lightning tells the epoch."""
+        """Sampler that Lightning tells the epoch."""
         return _Epochs(self.dataset)
 
     @sampler.setter

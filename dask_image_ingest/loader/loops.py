@@ -30,7 +30,7 @@ _SIZE = 1 << 20
 
 
 class Loop(NamedTuple):
-    """What a loop goes through.
+    """Epoch and start of a loop.
 
     Attributes
     ----------
@@ -161,7 +161,7 @@ def _process_number() -> int:
 
 
 def _is_same(loop: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether workers are of one loop: they are started one after the other.
+    """True if workers are of one loop: they are started one after the other.
 
     Threads may start other processes in between; the workers of another loop are further away.
     """

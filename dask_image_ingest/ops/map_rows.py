@@ -106,7 +106,7 @@ class _Calls:
         return answered
 
     async def called(self, call: Callable[[], Any], blocks: bool, context: Context) -> _Result:
-        """What a call gives, in a copy of a context; in a thread if it ``blocks``."""
+        """Result of a call in a copy of a context; in a thread if it ``blocks``."""
         if blocks:
             inside = functools.partial(context.copy().run, call)
             given, error = await self.in_thread(functools.partial(_result, inside))
@@ -563,7 +563,7 @@ def _retry_after(error: BaseException) -> float:
 
 
 def _holders(error: BaseException) -> Iterator[Any]:
-    """What may tell of an answer: the error, its response, and what botocore has for one."""
+    """Objects that may have the answer's status: the error, its response, and botocore's."""
     response = _of(error, "response")
     yield from (error, response, _of(response, "ResponseMetadata"))
 
@@ -684,7 +684,7 @@ class RowJournal:
 
 @dataclass(frozen=True)
 class Ending:
-    """What a function's calls had come to when a partition ended."""
+    """State of a function's calls when a partition ended."""
 
     function: str  # its token
     concurrency: int

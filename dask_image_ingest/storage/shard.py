@@ -109,7 +109,7 @@ def identities(url: str, folders: dict[str, str] | None = None) -> set[tuple[str
 
 
 def start_of(folder: tuple[str, str, str]) -> tuple[str, str, str]:
-    """How the identities of what is below a folder begin, by one of the folder's own."""
+    """Begin of the identities of all that is below a folder, by the folder's own."""
     kind, host, path = folder
     return kind, host, path if path == "/" and kind == "file" else f"{path}/"
 
