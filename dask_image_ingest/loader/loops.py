@@ -84,8 +84,10 @@ class Loops:
             states = json.loads(os.pread(self._file, _SIZE, 0).partition(b"\n")[0])
             inherited = states.get(str(above), states[""])
             own = states.setdefault(str(process), copy.deepcopy(inherited))
-            yield own
-            os.pwrite(self._file, json.dumps(states).encode() + b"\n", 0)
+            try:
+                yield own
+            finally:
+                os.pwrite(self._file, json.dumps(states).encode() + b"\n", 0)
         finally:
             fcntl.lockf(self._file, fcntl.LOCK_UN)
 
@@ -99,7 +101,8 @@ class Loops:
     def latest(self) -> Loop:
         """The loop that began last; the next one, if there was none."""
         with self._own() as own:
-            return _loop(own["loops"][-1] if own["loops"] else own)
+            begun = [loop for loop in own["loops"] if not loop["is_refused"]]
+            return _loop(begun[-1] if begun else own)
 
     @property
     def is_set(self) -> bool:
@@ -139,14 +142,18 @@ class Loops:
         with self._own() as own:
             for begun in own["loops"] if worker else ():
                 if _is_same(begun, loop):
+                    if begun["is_refused"]:
+                        check(*_loop(begun))
                     if resumed is not None:
                         _merge(begun, resumed)
                     return _loop(begun)
             epoch, start = resumed or _loop(own)
             if own["is_set"]:
                 epoch = own["epoch"]
-            loop |= {"epoch": epoch, "start": check(epoch, start)}
+            # Noted before the check: a worker that comes late to a refused loop is refused, too.
+            loop |= {"epoch": epoch, "start": start, "is_refused": True}
             own["loops"] = [*own["loops"], loop][-_REMEMBERED:]
+            loop |= {"start": check(epoch, start), "is_refused": False}
             own.update(epoch=epoch, start=0, is_set=False)
             return _loop(loop)
 
