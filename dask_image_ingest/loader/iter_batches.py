@@ -380,8 +380,8 @@ class Batches:
         references = None if self._is_sequential else source.references()
         if references is not None:
             return references
-        once = np.zeros(1, np.int64)
-        draw = draws_of(self._schedule.shuffle or 0, self._epoch, once, number)
+        first = np.zeros(1, np.int64)
+        draw = draws_of(self._schedule.shuffle or 0, self._epoch, first, number)
         return source.drawn(int(draw[0]))
 
     def __repr__(self) -> str:

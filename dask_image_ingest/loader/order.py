@@ -711,12 +711,6 @@ def _launched_rank() -> tuple[int, int]:
     )
 
 
-def is_torch_worker() -> bool:
-    """True in a worker process of a torch ``DataLoader``."""
-    torch = sys.modules.get("torch")
-    return torch is not None and torch.utils.data.get_worker_info() is not None
-
-
 def torch_worker() -> tuple[int, int]:
     """Number and count of the workers of this process's torch ``DataLoader``; else (0, 1)."""
     return worker_of_loader() or (0, 1)

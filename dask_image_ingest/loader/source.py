@@ -53,7 +53,7 @@ from dask_image_ingest.frames import (
     this_machine,
 )
 from dask_image_ingest.loader.batch_format import as_pandas
-from dask_image_ingest.loader.order import is_torch_worker, torch_worker
+from dask_image_ingest.loader.order import torch_worker, worker_of_loader
 
 
 @dataclass(frozen=True)
@@ -531,7 +531,7 @@ def computed_column(frame: Any, columns: list[str], name: str) -> pd.Series:
     """A column of all rows that a `lazy_source` of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
     client = client_that_computes()
-    return as_pandas(_computed(rows[name], client, 1 if is_torch_worker() else CPU_COUNT))
+    return as_pandas(_computed(rows[name], client, CPU_COUNT if worker_of_loader() is None else 1))
 
 
 def _computed(collection: Any, client: Any, threads: int = 1) -> Any:
