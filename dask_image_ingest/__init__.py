@@ -6,7 +6,7 @@ from dask_image_ingest.checkpoint import checkpoint
 from dask_image_ingest.cluster import (
     dask_setup,  # noqa: F401  called by Dask with --preload dask_image_ingest
     dask_teardown,  # noqa: F401
-    prepare,
+    prepare_cluster,
     start_cluster,
 )
 from dask_image_ingest.computing import progress
@@ -21,27 +21,23 @@ from dask_image_ingest.decode import RandomResizedCrop
 from dask_image_ingest.environment import versions
 from dask_image_ingest.errors import (
     ArgumentError,
-    ClusterError,
     DaskImageIngestError,
     ExportError,
     FunctionError,
     ImageDecodeError,
-    MissingDependencyError,
-    PartitionTooLargeError,
     ShardError,
     ShardNotFoundError,
 )
 from dask_image_ingest.export import Encode, to_parquet_images, to_webdataset
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.index import write_index
-from dask_image_ingest.loader import mix
+from dask_image_ingest.loader import mix_batches
 from dask_image_ingest.view import gallery
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
-    "ClusterError",
     "DaskImageIngestError",
     "Encode",
     "ExportError",
@@ -49,8 +45,6 @@ __all__ = [
     "ImageColumn",
     "ImageDataFrame",
     "ImageDecodeError",
-    "MissingDependencyError",
-    "PartitionTooLargeError",
     "RandomResizedCrop",
     "ShardError",
     "ShardNotFoundError",
@@ -58,8 +52,8 @@ __all__ = [
     "curate",
     "decode_images",
     "gallery",
-    "mix",
-    "prepare",
+    "mix_batches",
+    "prepare_cluster",
     "progress",
     "read_images",
     "read_parquet_images",

@@ -27,13 +27,13 @@ def shard(photos, tmp_path_factory):
         ({"resize": ["crop"]}, r"resize=\['crop'\]; choose 'stretch', .* or 'longer'"),
         ({"mode": 3}, "mode=3; choose 'RGB', 'RGBA', 'L', 'labels' or 'raw'"),
         ({"errors": None}, "errors=None; choose 'null', 'raise' or 'drop'"),
-        ({"shard_errors": 1}, "shard_errors=1; choose 'raise' or 'skip'"),
+        ({"shard_errors": 1}, "shard_errors=1; choose 'raise' or 'drop'"),
         ({"transform": "flip"}, "transform='flip': pass a function"),
         ({"max_pixels": 1e6}, "max_pixels=1000000.0: .*whole number.* or None"),
         ({"scaled_decode": 1}, "scaled_decode=1: pass True or False"),
         ({"columns": "txt"}, "columns='txt': pass a list of column names"),
         ({"columns": [1]}, r"columns=\[1\]: pass a list"),
-        ({"components": ["txt"]}, r"components=\['txt'\]: pass 'infer', or a mapping"),
+        ({"components": ["txt"]}, r"members=\['txt'\]: pass 'infer', or a mapping"),
         ({"json_fields": ["synset"]}, r"json_fields=\['synset'\]: pass a mapping .*'float32'"),
         ({"json_fields": {"synset": "text"}}, r"json_fields\['synset'\]: 'text' is no type"),
         ({"partition_size": True}, "partition_size=True: .*'512 MiB'"),
@@ -89,7 +89,7 @@ def test_names_that_are_there_are_no_warning(shards, tmp_path):
 
 
 def test_components_that_were_named_are_all_that_is_wanted(shards):
-    ddf = dii.read_webdataset_images(shards, backend="pandas", components={"txt": str})
+    ddf = dii.read_webdataset_images(shards, backend="pandas", members={"txt": str})
     assert len(ddf.compute()) == 24  # with no warning of the others
 
 

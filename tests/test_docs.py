@@ -82,7 +82,7 @@ def _docstrings() -> Iterator[doctest.DocTest]:
     for found in pkgutil.walk_packages(dii.__path__, f"{dii.__name__}."):
         try:
             module = importlib.import_module(found.name)
-        except dii.MissingDependencyError:
+        except ImportError:
             continue  # a module for those who have another package, torch for example
         except ModuleNotFoundError as error:
             if error.name not in OTHER_PACKAGES:

@@ -38,7 +38,7 @@ def test_no_pickle_is_loaded(extension, tmp_path, photos):
     members = {"0.png": photos[2].encoded, f"0.{extension}": pickle.dumps(Payload(evidence))}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a pickle is no integer
-        ddf = read(write_tar(tmp_path / "s.tar", members), components=_named(extension))
+        ddf = read(write_tar(tmp_path / "s.tar", members), members=_named(extension))
         frame = ddf.compute()
     assert len(frame) == 1
     assert not evidence.exists()

@@ -26,7 +26,7 @@ SUBJECTS = {
     dii.mix: ["frames", "batch_size", "weights"],
     dii.gallery: ["frame", "path", "n"],
     dii.start_cluster: ["n_workers"],
-    dii.prepare: ["client", "paths"],
+    dii.prepare_cluster: ["client", "paths"],
     dii.progress: ["file"],
     dii.versions: [],
     curate.measure_quality: ["frame"],

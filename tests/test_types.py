@@ -41,7 +41,7 @@ ddf.images.show()  # -> Thumbnails
 ddf.images.iter_batches(64)  # -> Batches
 next(ddf.images.iter_batches(64))  # -> Any
 ddf.images.iter_batches(64).position.row  # -> int
-dii.mix([ddf, ddf], 64)  # -> Batches
+dii.mix_batches([ddf, ddf], 64)  # -> Batches
 dii.read_images("photos")  # -> ImageDataFrame
 dii.read_parquet_images("photos.parquet")  # -> ImageDataFrame
 dii.decode_images(ddf)  # -> ImageDataFrame

@@ -220,7 +220,7 @@ def _splits_of(expr: Any) -> tuple[Partition, ...]:
 def _check_step(step: Any) -> None:
     if isinstance(step, Scan):
         options, partitions = step.dataset.options, step.dataset.partitions
-        if options.shard_errors == "skip" and max(map(len, partitions)) > 1:
+        if options.shard_errors == "drop" and max(map(len, partitions)) > 1:
             raise ArgumentError(
                 "checkpoint: a partition with a shard that cannot be read is left out as a whole, "
                 "the good shards in it too. Pass shard_errors='raise', or shards_per_partition=1"

@@ -245,7 +245,7 @@ class _Run:
             begin_run(self.output),
             list(self.meta.columns),
             None if read is None else read.dataset.options.storage_options,
-            skip=read is not None and read.dataset.options.shard_errors == "skip",
+            skip=read is not None and read.dataset.options.shard_errors == "drop",
         )
         tasks = [
             _Task(cull(graph, [key]), key, name, shards_of(split) if is_checked else ())

@@ -147,7 +147,7 @@ def _rows_left_out() -> Iterator[list[int]]:
 
 def _read(args: argparse.Namespace) -> Any:
     """The collection; its files are not those of the page, which is written at the end."""
-    frame = read_collection(args, shard_errors="skip")
+    frame = read_collection(args, shard_errors="drop")
     if args.html:
         refuse_source(frame, args.html)
     return frame

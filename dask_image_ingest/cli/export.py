@@ -116,7 +116,7 @@ def _export(args: argparse.Namespace) -> tuple[pd.DataFrame, int]:
         args,
         filters=predicates.only(predicate, columns - signals),
         json_fields=json_fields or None,
-        shard_errors="skip",
+        shard_errors="drop",
         sidecar=sidecar_of(args),
     )
     if predicate is not None and signals:

@@ -92,7 +92,7 @@ def index(args: argparse.Namespace) -> tuple[int, str]:
         folder=args.output,
         combined=args.combined,
         overwrite=args.overwrite,
-        shard_errors="skip",
+        shard_errors="drop",
         storage_options=args.storage_options,
     )
     records = table.astype(object).where(table.notna(), None).to_dict("records")

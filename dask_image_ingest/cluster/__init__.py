@@ -5,11 +5,11 @@ configuration, and DALI loaded.
 """
 
 from dask_image_ingest.cluster.local import start_cluster
-from dask_image_ingest.cluster.prepare import dask_setup, dask_teardown, prepare
+from dask_image_ingest.cluster.prepare import dask_setup, dask_teardown, prepare_cluster
 
 __all__ = [
     "dask_setup",
     "dask_teardown",
-    "prepare",
+    "prepare_cluster",
     "start_cluster",
 ]

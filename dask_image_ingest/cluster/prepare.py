@@ -1,4 +1,4 @@
-"""``prepare``: set up the workers of any cluster, and those that join later."""
+"""``prepare_cluster``: set up the workers of any cluster, and those that join later."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def dask_teardown(server: Any) -> None:
     end_warm_up()
 
 
-def prepare(
+def prepare_cluster(
     client: Client,
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] | None = None,
     *,
@@ -133,7 +133,7 @@ def prepare(
     Examples
     --------
     >>> with start_cluster() as client:  # or Client("tcp://scheduler:8786")
-    ...     table = prepare(client, "train-{000..003}.tar")
+    ...     table = prepare_cluster(client, "train-{000..003}.tar")
     >>> table["shards"].unique()
     array([4])
     """

@@ -76,7 +76,7 @@ def read_webdataset_images(
     filters: Sequence[Any] | None = None,
     *,
     image: ImageChoice = IMAGE_EXTENSIONS,
-    components: str | Mapping[str, Any] = "infer",
+    members: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
@@ -124,7 +124,7 @@ def read_webdataset_images(
         with options of its own. One is ``"image"``:
         ``{"image": "jpg", "mask": ImageColumn("seg.png", mode="labels")}``. A transform draws the
         same random numbers for all images of a sample.
-    components
+    members
         ``"infer"`` makes a column of every other extension in the first shard: ``txt`` and ``json``
         are strings, ``cls``, ``index`` and ``id`` int64, all others binary. Or a mapping of
         extension to type, for example ``{"txt": "string", "cls": int}``. Types are those of Arrow
@@ -158,7 +158,7 @@ def read_webdataset_images(
         What to do with an image that can't be decoded: ``"null"`` keeps the row, with the reason in
         ``error``; ``"drop"`` drops the row, so that even ``len`` has to decode; ``"raise"`` raises.
     shard_errors
-        What to do with a shard that can't be read at all: ``"raise"``, or ``"skip"``, which makes
+        What to do with a shard that can't be read at all: ``"raise"``, or ``"drop"``, which makes
         it an empty partition, with a warning. A damaged shard keeps its complete samples, and
         columns of a sidecar that can't be read are null for its shard.
     max_pixels
@@ -166,7 +166,7 @@ def read_webdataset_images(
     max_member_bytes
         Larger members, other than the image, are null, with a warning: 256 MiB by default. None:
         2 GiB, as many bytes as a column can hold. If all members that a query needs of a partition
-        are more than it can hold, a ``PartitionTooLargeError`` is raised.
+        are more than it can hold, a ``MemoryError`` is raised.
     backend
         ``"cudf"`` or ``"pandas"``. By default Dask's ``dataframe.backend`` if that is set, else
         cuDF if this machine has it and a GPU.
@@ -224,7 +224,7 @@ def read_webdataset_images(
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If the first shard can't be read; with ``shard_errors="skip"``, if none can.
+        If the first shard can't be read; with ``shard_errors="drop"``, if none can.
     ArgumentError
         For arguments that are unknown or contradict each other, columns that don't exist, filters
         that can't be evaluated, sidecars that are missing or have no keys, commands that are not
@@ -257,7 +257,7 @@ def read_webdataset_images(
     """
     backend_ = checked_backend(backend, errors, decode)
     storage_options = check_storage_options(storage_options)
-    check_choice("shard_errors", shard_errors, ("raise", "skip"))
+    check_choice("shard_errors", shard_errors, ("raise", "drop"))
     check_sidecar(sidecar)
     storage_options = with_pipes_allowed(storage_options, allow_pipes)
     images = parse_images(
@@ -287,7 +287,7 @@ def read_webdataset_images(
         needs_sidecars=sidecar == "parquet",
         max_member_bytes=parse_max_member_bytes(max_member_bytes),
     )
-    members = {each.column: each.extensions for each in images}
+    extensions = {each.column: each.extensions for each in images}
     index_source = parse_index(index)
     paths = list(paths) if isinstance(paths, Iterator) else paths
     shards = find_shards(paths, storage_options)
@@ -295,15 +295,15 @@ def read_webdataset_images(
     listings: Listings = {}
     shards = with_sidecars(shards, sidecar, storage_options, listings)
     indexes = find_indexes(shards, index_source, storage_options, listings)
-    skip = shard_errors == "skip"
+    skip = shard_errors == "drop"
     while True:
         try:
             with open_first(shards, storage_options, skip, indexes) as first:
                 schema = make_schema(
                     first.index,
                     first.content,
-                    images=members,
-                    components=components,
+                    images=extensions,
+                    members=members,
                     json_fields=json_fields,
                 )
                 added = sidecar_columns(shards, sidecar, schema.types, storage_options, backend_)
@@ -313,7 +313,7 @@ def read_webdataset_images(
                 types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
                 selected = chosen_columns(columns, types, decode)
                 predicate = parse_filters(filters, types)
-                first.warn_of_unknown(schema, members)
+                first.warn_of_unknown(schema, extensions)
                 partitions = make_partitions(shards, first, options, largest, together, indexes)
             break
         except UnusableIndexError:  # of the first shard: it was removed from `indexes`

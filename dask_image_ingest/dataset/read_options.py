@@ -27,7 +27,7 @@ from dask_image_ingest.frames import Backend, BackendName, choose_backend, get_b
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
 
 ErrorPolicy: TypeAlias = Literal["null", "raise", "drop"]
-ShardErrorPolicy: TypeAlias = Literal["raise", "skip"]
+ShardErrorPolicy: TypeAlias = Literal["raise", "drop"]
 
 
 @dataclass(frozen=True, slots=True)

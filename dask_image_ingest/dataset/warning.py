@@ -75,5 +75,5 @@ def warn_of_late_members(url: str, late: set[str]) -> None:
         warn_user(
             f"{url} has members with extensions that have no column: {few}{more}"
             f"{first_dot_hint(new)}. They are left out; to have them as a column, pass "
-            f"components={{..., {new[0]!r}: 'string'}} (or 'binary', 'int64' ...)"
+            f"members={{..., {new[0]!r}: 'string'}} (or 'binary', 'int64' ...)"
         )

@@ -77,7 +77,7 @@ def write_index(
     folder: str | os.PathLike[str] | None = None,
     combined: bool = False,
     overwrite: bool = False,
-    shard_errors: Literal["raise", "skip"] = "raise",
+    shard_errors: Literal["raise", "drop"] = "raise",
     storage_options: dict[str, Any] | None = None,
 ) -> pd.DataFrame:
     """Write an index of each shard: everything about it except pixels.
@@ -104,7 +104,7 @@ def write_index(
         Also rewrite valid indexes. By default they are kept: a call resumes an interrupted one, or
         indexes shards that were added.
     shard_errors
-        For shards that can't be read: ``"raise"`` after all others are done, or ``"skip"``.
+        For shards that can't be read: ``"raise"`` after all others are done, or ``"drop"``.
     storage_options
         For the file system of remote shards, and of a remote folder.
 
@@ -137,7 +137,7 @@ def write_index(
     """
     check_flag("combined", combined)
     check_flag("overwrite", overwrite)
-    check_choice("shard_errors", shard_errors, ("raise", "skip"))
+    check_choice("shard_errors", shard_errors, ("raise", "drop"))
     storage_options = check_storage_options(storage_options)
     target = _folder(folder)
     shards = find_shards(paths, storage_options)

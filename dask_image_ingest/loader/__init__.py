@@ -8,7 +8,7 @@ with a position to resume from.
 from dask_image_ingest.loader.batch_format import FORMATS, Format, as_pandas
 from dask_image_ingest.loader.buckets import make_buckets
 from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
-from dask_image_ingest.loader.mix import mix
+from dask_image_ingest.loader.mix_batches import mix_batches
 from dask_image_ingest.loader.order import Position, parse_shard
 from dask_image_ingest.loader.sample import make_sample
 from dask_image_ingest.loader.source import Facts, Source, computed_column, lazy_source, once
@@ -27,7 +27,7 @@ __all__ = [
     "lazy_source",
     "make_buckets",
     "make_sample",
-    "mix",
+    "mix_batches",
     "once",
     "parse_shard",
 ]

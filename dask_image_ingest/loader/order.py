@@ -331,7 +331,7 @@ class Position(NamedTuple):
                 "order",
                 "the position is in another order ({}, and this is {}): the partitions have other "
                 "numbers of rows, or larger images, or weights= and balance= differ; or with "
-                "buckets= and mix, these or batch_size × ranks do",
+                "buckets= and mix_batches, these or batch_size × ranks do",
             ),
         ):
             is_unknown = name in ("rows", "order") and None in (ours[name], theirs[name])

@@ -51,7 +51,7 @@ def test_workers_are_known_whenever_the_client_updates_its_totals(tmp_path, monk
         assert not client.scheduler_info()["workers"]
         with warnings.catch_warnings(action="error"):
             assert len(dii.read_webdataset_images(tmp_path, backend="pandas")) == 1
-        (threads,) = dii.prepare(client)["threads"]
+        (threads,) = dii.prepare_cluster(client)["threads"]
         assert {threads} == {*client.nthreads().values()}
 
 

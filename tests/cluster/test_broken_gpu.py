@@ -56,7 +56,7 @@ def test_a_task_that_breaks_its_gpu_runs_again_in_another_process(tmp_path, fork
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=None) as cluster,
         Client(cluster) as client,
     ):
-        dii.prepare(client)
+        dii.prepare_cluster(client)
         (first,) = client.run(os.getpid).values()
         again = client.submit(break_gpu_once, tmp_path / "broken", 700).result(timeout=120)
         assert again != first

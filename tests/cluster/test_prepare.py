@@ -52,7 +52,7 @@ def test_all_workers_are_prepared_and_told_of(cluster, shards):
     with cluster.client(2) as client:
         with dask.config.set({LIMIT: "9s"}), warnings.catch_warnings(action="error"):
             warnings.filterwarnings("ignore", "more threads")  # on a machine of one core
-            table = dii.prepare(client, shards[0].parent)
+            table = dii.prepare_cluster(client, shards[0].parent)
         become(client, is_warm, True)
         become(client, configured, "9s")
         assert table["address"].tolist() == list(client.nthreads())
@@ -79,14 +79,14 @@ def test_all_workers_are_prepared_and_told_of(cluster, shards):
 
         # Once more, with another configuration.
         with dask.config.set({LIMIT: "8s"}), warnings.catch_warnings(action="ignore"):
-            table = dii.prepare(client)
+            table = dii.prepare_cluster(client)
         become(client, configured, "8s")
         assert len(table) == 3
         assert "shards" not in table
 
         # What is no longer configured does not stay.
         with warnings.catch_warnings(action="ignore"):
-            dii.prepare(client)
+            dii.prepare_cluster(client)
         become(client, configured, None)
 
 
@@ -97,7 +97,7 @@ def test_it_keeps_what_a_cluster_was_started_with():
     ):
         for limit in ("9s", "8s"):
             with dask.config.set({LIMIT: limit}):
-                dii.prepare(client)
+                dii.prepare_cluster(client)
             become(client, configured, limit)
             become(client, decode_threads, 3)
 
@@ -111,7 +111,7 @@ def test_what_will_be_slow_or_wrong_is_a_warning(cluster, shards, monkeypatch):
     monkeypatch.chdir(shards[0].parent)
     with cluster.client(1) as client, warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        table = dii.prepare(client, "*.tar")  # of the client's working directory
+        table = dii.prepare_cluster(client, "*.tar")  # of the client's working directory
     host = platform.node()
     said = [str(each.message) for each in told]
     assert table["shards"].tolist() == [0]
@@ -131,7 +131,7 @@ def test_an_asynchronous_client_is_refused():
     async def main() -> None:
         async with Client(processes=False, asynchronous=True, dashboard_address=":0") as client:
             with pytest.raises(dii.ArgumentError, match="asynchronous"):
-                dii.prepare(client)
+                dii.prepare_cluster(client)
 
     import asyncio
 

@@ -150,7 +150,7 @@ def test_rows_without_an_image_have_no_fingerprint(tmp_path):
     (tmp_path / "b.tar").write_bytes(tar({"1.txt": b"no image here"}))
     (tmp_path / "a.tar").write_bytes(tar({"2.jpg": b"bytes", "2.txt": b""}))
     alone = dii.read_webdataset_images(
-        [tmp_path / "a.tar", tmp_path / "b.tar"], components={"txt": str}, backend="pandas"
+        [tmp_path / "a.tar", tmp_path / "b.tar"], members={"txt": str}, backend="pandas"
     )
     hashed = compute_fingerprints(alone, ["bytes"]).compute()
     assert hashed["fingerprint.bytes"].isna().tolist() == [False, True]

@@ -34,7 +34,7 @@ def column_of(folder, members, type_):
     path = write_shard(folder / "0.tar", {k: (named | texts)[k] for k in sorted(named | texts)})
     with pytest.warns(UserWarning, match="no image"):
         ddf = dii.read_webdataset_images(
-            path, ["npy"], components={"npy": type_, "txt": "string"}, backend="pandas"
+            path, ["npy"], members={"npy": type_, "txt": "string"}, backend="pandas"
         )
     return ddf["npy"].compute(scheduler="synchronous")
 
@@ -179,7 +179,7 @@ def test_vectors_come_as_one_array(tmp_path, rng):
     column_of(tmp_path, [saved(vector) for vector in vectors], "list<float32>")
     with pytest.warns(UserWarning, match="no image"):
         ddf = dii.read_webdataset_images(
-            tmp_path / "0.tar", components={"npy": "list<float32>"}, backend="pandas"
+            tmp_path / "0.tar", members={"npy": "list<float32>"}, backend="pandas"
         )
     np.testing.assert_array_equal(ddf.images.vectors("npy").compute(), vectors)
 

@@ -183,7 +183,7 @@ def test_any_member_becomes_any_type_or_null(type_, tmp_path):
     contents += [source.randbytes(source.randrange(9)) for _ in range(40)]
     contents += [b"1_000", b" 7 ", b"\xd9\xa1", b"nan", b"0x1", b"7" * 5000, b"{" * 200_000]
     members = {f"{n:03d}.m": content for n, content in enumerate(contents)}
-    ddf = read_quietly(write_tar(tmp_path / "a.tar", members), components={"m": type_})
+    ddf = read_quietly(write_tar(tmp_path / "a.tar", members), members={"m": type_})
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         frame = ddf[["__key__", "m"]].compute()
@@ -216,7 +216,7 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
         "g.cls": b"1",
     }
     path = write_tar(tmp_path / "a.tar", members)
-    ddf = read_quietly(path, components="infer" if type_ is None else {"txt": type_})
+    ddf = read_quietly(path, members="infer" if type_ is None else {"txt": type_})
     told = r"3 of 7 values of 'txt' are not UTF-8 and became null, first that of 'b'"
     with pytest.warns(UserWarning, match=told):
         frame = ddf[["__key__", "txt"]].compute()
@@ -238,7 +238,7 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
 )  # fmt: skip
 def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_path):
     path = write_tar(tmp_path / "a.tar", {"a.json": b'{"f": null}', "a.txt": b""})
-    ddf = read_quietly(path, json_fields={"f": asked}, components={"txt": asked})
+    ddf = read_quietly(path, json_fields={"f": asked}, members={"txt": asked})
     types = next(ddf.expr.find_operations(Scan)).dataset.schema.types
     assert types["json.f"] == types["txt"]
     assert str(types["txt"]).replace("item", "element") == type_
@@ -282,7 +282,7 @@ def test_members_named_like_columns_and_like_each_other_all_have_a_column(tmp_pa
     }
     frame = read_quietly(path, json_fields={"f": int})[[*columns]].compute()
     assert frame.iloc[0].to_dict() == columns
-    named = read_quietly(path, components={".width": int, "member.width": int}).compute()
+    named = read_quietly(path, members={".width": int, "member.width": int}).compute()
     assert named[["member.member.width", "member.width"]].iloc[0].tolist() == [1, 2]
 
 
@@ -299,7 +299,7 @@ def test_labels_with_underscores_are_names_and_no_numbers(extension, tmp_path):
     path = write_tar(tmp_path / "a.tar", members)
     assert read_quietly(path)[extension].compute().tolist() == labels
     for type_, number in (("int64", 123), ("float64", 123.0)):
-        asked = read_quietly(path, components={extension: type_})
+        asked = read_quietly(path, members={extension: type_})
         with pytest.warns(UserWarning, match=f"2 of 3 values of '{extension}' .*first that of '0'"):
             column = asked[extension].compute()
         assert pa.array(column, from_pandas=True).to_pylist() == [None, None, number]

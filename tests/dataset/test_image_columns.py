@@ -268,7 +268,7 @@ def test_the_images_of_all_columns_together_have_to_fit(paths, query, monkeypatc
     monkeypatch.setattr(backend, "worker_memory", lambda: pictures + masks)
     assert len(ddf.compute()) == 8
     monkeypatch.setattr(backend, "worker_memory", lambda: pictures + masks - 1)
-    with pytest.raises(dii.PartitionTooLargeError):
+    with pytest.raises(MemoryError):
         ddf.compute()
     assert len(ddf[["image"]].compute()) == 8
 

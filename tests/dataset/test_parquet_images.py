@@ -416,7 +416,7 @@ def test_images_that_a_dictionary_repeats_take_the_memory_of_one(
     assert sizes.tolist() == [len(large)] * 300
     assert pool.max_memory() < 20 << 20
     monkeypatch.setattr(dii.frames.pandas_backend.PandasBackend, "largest_partition", 100 << 20)
-    with pytest.raises(dii.PartitionTooLargeError, match=r"rows 0-299 of .* of encoded images"):
+    with pytest.raises(MemoryError, match=r"rows 0-299 of .* of encoded images"):
         dii.read_parquet_images(path, backend="pandas", decode=False).image.compute()
 
 

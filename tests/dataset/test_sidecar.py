@@ -295,7 +295,7 @@ def test_a_name_that_is_taken_gets_another(collection):
     assert frame["sidecar.sidecar.txt"].iloc[0] == "00000"
     assert frame["sidecar.txt"].iloc[0] == "http://host/0.jpg"
     # Without the member the file's column has the name.
-    other = read(collection, components={})[["txt"]].compute()
+    other = read(collection, members={})[["txt"]].compute()
     assert other["txt"].iloc[0] == "00000"
 
 
@@ -550,7 +550,7 @@ DAMAGES = {
 
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_skipped_errors_of_a_sidecar_lose_no_row_whatever_is_asked(damage, collection):
-    ddf = read(collection, shard_errors="skip")
+    ddf = read(collection, shard_errors="drop")
     path = collection / "00001.parquet"
     whole = ddf.compute()
     DAMAGES[damage](path, parquet.read_table(path))

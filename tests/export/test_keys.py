@@ -27,7 +27,7 @@ def write(folder, shards):
 
 
 def read(folder):
-    frame = dii.read_webdataset_images(folder, backend="pandas", components={"txt": "string"})
+    frame = dii.read_webdataset_images(folder, backend="pandas", members={"txt": "string"})
     return frame.drop(columns=["image", "error"])
 
 

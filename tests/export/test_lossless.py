@@ -226,7 +226,7 @@ def test_random_tars_come_back(seed, rng, tmp_path):
         for key, members in webdataset_samples(shard).items():
             name = key.rpartition(" (")[0] if key.endswith(")") else key
             expected.append((name, members))
-    frame = dii.read_webdataset_images(str(tmp_path / "in-*"), backend="pandas", components={})
+    frame = dii.read_webdataset_images(str(tmp_path / "in-*"), backend="pandas", members={})
     told = export(frame, tmp_path, row_errors="drop", samples_per_shard=rng.choice([1, 3, 50]))
     found = [(key, members) for path in told["url"] for key, members in by_webdataset([path])]
     left_out = sum(entry["count"] for entry in told.attrs["left_out"].values())

@@ -127,7 +127,7 @@ def test_lists_of_numbers_are_numpy_files_where_the_extension_says_so(
     if pa.types.is_fixed_size_list(type_):
         type_ = pa.list_(type_.value_type)
     again = dii.read_webdataset_images(
-        tmp_path / "out" / "*.tar", components={"emb.npy": type_}, backend="pandas"
+        tmp_path / "out" / "*.tar", members={"emb.npy": type_}, backend="pandas"
     )["emb.npy"]
     np.testing.assert_array_equal(np.array(again.compute().iloc[0], value.dtype), value.tolist())
 

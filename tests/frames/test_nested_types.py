@@ -152,7 +152,7 @@ class TestMoves:
         told = moved.compute().sort_values("key")
         as_said = moved.astype(moved.dtypes.to_dict()).compute().sort_values("key")
         ddf = dii.read_webdataset_images(
-            path, json_fields={"x": "list<list<float32>>"}, components={}, backend="pandas"
+            path, json_fields={"x": "list<list<float32>>"}, members={}, backend="pandas"
         )[["__key__", "json.x"]]
         got = ddf.shuffle("__key__").compute().set_index("__key__")["json.x"]
         # Dask makes objects of decimals; the guide says how to have the type again.

@@ -255,7 +255,7 @@ def test_a_shard_that_is_no_tar_does_not_stop_the_others(shards):
     bad.write_bytes(b"<html>" * 200)
     with pytest.raises(dii.ShardError, match=r"1 of 7 shards .*shard-0000a\.tar is no tar"):
         dii.write_index(bad.parent, combined=True)
-    told = dii.write_index(bad.parent, combined=True, shard_errors="skip")
+    told = dii.write_index(bad.parent, combined=True, shard_errors="drop")
     assert told["state"].tolist() == ["kept", "failed", *["kept"] * 5]
     assert captions(shards, index=True) == ALL
 
@@ -319,7 +319,7 @@ def test_shards_of_other_kinds_share_it(tmp_path, no_scan):
     dii.write_index(tmp_path, combined=True)
     assert pq.ParquetFile(tmp_path / "_index.parquet").metadata.num_columns < 300
     kinds = {"txt": "int64"} | {f"{number}.txt": "string" for number in range(90)}
-    frame = read(tmp_path, components=kinds).compute()
+    frame = read(tmp_path, members=kinds).compute()
     assert frame["txt"].tolist() == [*range(90)]
     assert all(frame[f"{number}.txt"].tolist()[number] == "own" for number in range(90))
 

@@ -73,11 +73,11 @@ def assert_same(one: Any, other: Any) -> None:
 @pytest.mark.rounds(5, nightly=200)
 def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed, rng):
     paths = random_shards(tmp_path / "shards", seed)
-    chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "skip"])}
+    chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "drop"])}
     query = rng.choice(QUERIES)
     expected = answer(paths, query, caplog, index=False, **chosen)
     folder = rng.choice([None, tmp_path / "indexes"])
-    written = dii.write_index(paths, folder=folder, shard_errors="skip")
+    written = dii.write_index(paths, folder=folder, shard_errors="drop")
     index = {"index": folder} if folder else rng.choice([{}, {"index": "auto"}])
     if not (written["state"] == "failed").any() and not folder:
         index = rng.choice([index, {"index": True}])
@@ -93,12 +93,12 @@ def test_any_mixture_of_indexes_reads_the_same(tmp_path, caplog, seed, rng):
         for number in range(3)
         for path in map(Path, random_shards(folder, 3 * seed + number))
     ]
-    chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "skip"])}
+    chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "drop"])}
     chosen |= {"shards_per_partition": rng.choice([1, 2, 3, "auto"])}
     query = rng.choice(QUERIES)
     for _ in range(rng.randrange(1, 4)):
         some = rng.sample(paths, rng.randrange(1, len(paths) + 1))
-        dii.write_index(some, combined=rng.random() < 0.6, shard_errors="skip")
+        dii.write_index(some, combined=rng.random() < 0.6, shard_errors="drop")
         for path in rng.sample(paths, rng.randrange(3)):
             path.touch()
     expected = answer(paths, query, caplog, index=False, **chosen)

@@ -120,7 +120,7 @@ def test_a_shard_that_is_no_tar_does_not_stop_the_others(shards, tmp_path):
     bad.write_bytes(b"<html>" * 200)
     with pytest.raises(dii.ShardError, match=r"1 of 4 shards .*shard-0000a\.tar is no tar"):
         dii.write_index(tmp_path)
-    told = dii.write_index(tmp_path, shard_errors="skip")
+    told = dii.write_index(tmp_path, shard_errors="drop")
     assert sorted(told["state"]) == ["failed", "kept", "kept", "kept"]
 
 
@@ -150,7 +150,7 @@ def test_every_member_a_kind_of_its_own(tmp_path, no_scan):
     dii.write_index(path)
     assert pq.ParquetFile(f"{path}.index.parquet").metadata.num_columns < 200
     kinds = {f"{n}.txt": "string" for n in (0, 3, 1999)}
-    frame = dii.read_webdataset_images(path, backend="pandas", components=kinds).compute()
+    frame = dii.read_webdataset_images(path, backend="pandas", members=kinds).compute()
     assert [frame[f"{n}.txt"][n + 1] for n in (0, 3, 1999)] == ["0", "3", "1999"]
     assert frame["3.txt"].notna().sum() == 1
 

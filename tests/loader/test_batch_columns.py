@@ -147,7 +147,7 @@ def test_arrays_of_a_shape_are_members_and_fields_of_json(tmp_path):
     write_tar(tmp_path / "a.tar", members)
     ddf = dii.read_webdataset_images(
         tmp_path / "a.tar",
-        components={"npy": "float16[2, 3]"},
+        members={"npy": "float16[2, 3]"},
         json_fields={"boxes": "list<float32[4]>", "mean": "float32[2]", "bad": "int8[2]"},
         backend="pandas",
     )
@@ -170,7 +170,7 @@ def test_latents_are_exported_as_npy(ddf, tmp_path):
     )
     dii.to_webdataset(latents, tmp_path / "{shard}.tar", members=["png", {"lat.npy": "latent"}])
     made = dii.read_webdataset_images(
-        tmp_path, components={"lat.npy": "float16[2, 1]"}, backend="pandas"
+        tmp_path, members={"lat.npy": "float16[2, 1]"}, backend="pandas"
     )
     (batch,) = made.images.iter_batches(4, columns=["lat.npy"])
     assert batch["lat.npy"][:, 0, 0].tolist() == [8, 9, 10, 11]
@@ -267,7 +267,7 @@ def test_a_null_array_of_one_shape_is_an_error():
 def test_mixed_frames_have_the_dtype_of_both(ddf):
     small = ddf.assign(label=ddf["__key__"].map(int, meta=("label", "int32")).astype("int32"))
     large = ddf.assign(label=ddf["__key__"].map(int, meta=("label", "int64")).astype("int64"))
-    batches = dii.mix([small, large], 2, weights=[1, 1], columns=["label"], longest=True)
+    batches = dii.mix_batches([small, large], 2, weights=[1, 1], columns=["label"], longest=True)
     assert {batch["label"].dtype for batch in batches} == {np.dtype("int64")}
 
 

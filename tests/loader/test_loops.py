@@ -36,7 +36,7 @@ def dataloader(ddf, start=0, **options):
 
 def mixed(ddf, start=0, **options):
     """torch's own loader: nothing of it tells the dataset that a loop begins."""
-    batches = dii.mix([ddf, ddf], 3, format="torch", shuffle=3, start=start)
+    batches = dii.mix_batches([ddf, ddf], 3, format="torch", shuffle=3, start=start)
     return data.DataLoader(batches, batch_size=None, **options)
 
 
@@ -48,7 +48,7 @@ def stateful(ddf, start=0, **options):
 
 def whole(way, ddf, epoch):
     if way is mixed:
-        return keys(dii.mix([ddf, ddf], 3, shuffle=3, epoch=epoch))
+        return keys(dii.mix_batches([ddf, ddf], 3, shuffle=3, epoch=epoch))
     return keys(ddf.images.iter_batches(3, shuffle=3, epoch=epoch))
 
 
@@ -144,7 +144,7 @@ def test_a_position_at_the_end_is_the_start_of_any_later_epoch(ddf):
 
 def test_a_mix_goes_on_after_a_break_with_either_format(ddf):
     for format in ("numpy", "torch"):
-        batches = dii.mix([ddf, ddf], 3, format=format, shuffle=3)
+        batches = dii.mix_batches([ddf, ddf], 3, format=format, shuffle=3)
         seen = [next(batches)["key"].tolist()]
         for batch in batches:
             seen.append(batch["key"].tolist())

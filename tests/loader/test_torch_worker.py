@@ -137,7 +137,7 @@ def test_a_full_shared_memory_is_told_and_not_waited_for(ddf, monkeypatch):
     loader = ddf.images.dataloader(2, num_workers=2, collate_fn=large, timeout=SECONDS)
     monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: "file_system")
     monkeypatch.setattr(torch.UntypedStorage, "share_memory_", full)
-    with pytest.raises(dii.ClusterError, match=r"no room in shared memory[\s\S]*--shm-size"):
+    with pytest.raises(RuntimeError, match=r"no room in shared memory[\s\S]*--shm-size"):
         list(loader)
 
 
@@ -175,7 +175,7 @@ def test_a_worker_with_too_many_open_files_names_the_limit(ddf):
         return large(rows)
 
     loader = ddf.images.dataloader(4, collate_fn=no_more, num_workers=1, timeout=SECONDS)
-    with pytest.raises(dii.ClusterError, match=r"limit of \d+[\s\S]*`ulimit -n"):
+    with pytest.raises(RuntimeError, match=r"limit of \d+[\s\S]*`ulimit -n"):
         list(loader)
 
 
@@ -274,7 +274,7 @@ def test_workers_of_a_process_that_has_computed_wait_for_nothing(shards, threads
     len(ddf), ddf[["cls"]].compute()  # Dask has threads now, which a fork has not
     loaders = [ddf.images.dataloader(5, shuffle=1, **each) for each in options]
     datasets = [loader.dataset for loader in loaders]
-    datasets.append(dii.mix([ddf, ddf], 5, format="torch", shuffle=1))
+    datasets.append(dii.mix_batches([ddf, ddf], 5, format="torch", shuffle=1))
     for dataset in datasets:
         loader = torch.utils.data.DataLoader(
             dataset, batch_size=None, num_workers=1, timeout=SECONDS

@@ -76,7 +76,7 @@ def prepared(loader):
     except dii.ArgumentError as error:
         return str(error)
 
-mix = dii.mix([ddf, ddf], 2, format="torch", columns=["key"])
+mix = dii.mix_batches([ddf, ddf], 2, format="torch", columns=["key"])
 own = [batch["key"].tolist() for batch in ddf.images.dataloader(2, shuffle=1)]
 whole = prepared(ddf.images.dataloader(2, columns=["key"], shuffle=1, shard=None))
 refused = [prepared(ddf.images.dataloader(2)), prepared(DataLoader(mix, batch_size=None))]

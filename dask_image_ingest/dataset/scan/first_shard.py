@@ -147,7 +147,7 @@ class FirstShard:
                 warn_user(
                     f"the first shard, {self.shard.url}, has {len(self.index.extensions)} kinds of "
                     f"members, of which the {len(schema.extensions)} most frequent become columns"
-                    f"{first_dot_hint(left_out, 0)}. Pass components={{...}} to choose the columns"
+                    f"{first_dot_hint(left_out, 0)}. Pass members={{...}} to choose the columns"
                 )
         unknown = []
         for name, extensions in images.items():

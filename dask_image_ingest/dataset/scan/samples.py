@@ -345,12 +345,12 @@ class SampleRows(ImageRows):
         for row, span in to_read:
             contents[row] = bytes(read_member(self._content, self._index, span))
         array, misfits = convert(contents, component.type, component.path)
-        advice = "ask for another type with components= or json_fields="
+        advice = "ask for another type with members= or json_fields="
         if misfits and is_array_type(component.type) and component.path is None:
             advice = type_advice(contents[misfits[0]] or b"", component.type) or advice
         is_text = component.type == pa.string() and component.path is None
         if is_text:
-            advice = f"components={{..., {component.extension!r}: 'binary'}} keeps their bytes"
+            advice = f"members={{..., {component.extension!r}: 'binary'}} keeps their bytes"
         problem = "not UTF-8" if is_text else f"not {type_name(component.type)}"
         self._warn_of_nulls(component, misfits, problem, advice)
         problem = f"larger than max_member_bytes={limit:,}"

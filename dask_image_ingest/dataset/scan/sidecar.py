@@ -23,7 +23,7 @@ class Sidecar(ParquetColumns):
 
     Columns are null if no sidecar was listed; if the file is missing, no parquet file, or samples
     can't be joined to it by key, unless ``needs_sidecars``; and if it can't be read with
-    ``shard_errors="skip"``. (To
+    ``shard_errors="drop"``. (To
     skip the shard's rows instead would make the number of rows depend on whether a query uses the
     sidecar.)
     """
@@ -73,7 +73,7 @@ class Sidecar(ParquetColumns):
     def _skip(self, error: Exception) -> None:
         tolerated = isinstance(error, (UnjoinableError, NotParquetError))
         tolerated &= not self._options.needs_sidecars
-        if not (self._options.shard_errors == "skip" or tolerated):
+        if not (self._options.shard_errors == "drop" or tolerated):
             raise without_it(error)
         warn_user(f"columns of {self.url} are null for its shard: {error}")
 

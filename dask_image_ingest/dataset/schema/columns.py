@@ -151,7 +151,7 @@ def make_schema(
     content: LazyBytes,
     *,
     images: Mapping[str, Sequence[str]],
-    components: str | Mapping[str, Any] = "infer",
+    members: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
 ) -> Schema:
     """Decide the columns of a collection from its first shard.
@@ -163,7 +163,7 @@ def make_schema(
     images
         Image columns, and their member extensions in order of preference. Header columns of the
         first have no prefix.
-    components
+    members
         ``"infer"``, or a mapping of member extension to column type.
     json_fields
         Fields of the ``json`` member that become columns ``json.<field>``, with their types.
@@ -171,12 +171,10 @@ def make_schema(
     Raises
     ------
     ArgumentError
-        For an unknown type, or two components of the same extension.
+        For an unknown type, or two members of the same extension.
     """
-    infer = isinstance(components, str) and components == "infer"
-    types = (
-        _inferred(index, content, [*images.values()]) if infer else _parse_components(components)
-    )
+    infer = isinstance(members, str) and members == "infer"
+    types = _inferred(index, content, [*images.values()]) if infer else _parse_members(members)
     _, *others = images
     fields = _json_fields(json_fields)
     taken = {image_field(image, name) for image in others for name in ("", *METADATA_COLUMNS)}
@@ -186,8 +184,8 @@ def make_schema(
             "something else"
         )
     columns = _columns(types, {*taken, *others, *(component.column for component in fields)})
-    members = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
-    return Schema((*members, *fields), infer, images=tuple(images))
+    whole = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
+    return Schema((*whole, *fields), infer, images=tuple(images))
 
 
 def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
@@ -213,20 +211,20 @@ def parse_image_extensions(image: Any) -> tuple[str, ...]:
     return extensions
 
 
-def _parse_components(components: Any) -> dict[str, pa.DataType]:
-    """The argument ``components=``: extension → type."""
-    if not isinstance(components, Mapping) or not all(map(_is_name, components)):
+def _parse_members(members: Any) -> dict[str, pa.DataType]:
+    """The argument ``members=``: extension → type."""
+    if not isinstance(members, Mapping) or not all(map(_is_name, members)):
         raise ArgumentError(
-            f"components={shown(components)}: pass 'infer', or a mapping of member extensions to "
+            f"members={shown(members)}: pass 'infer', or a mapping of member extensions to "
             "types such as {'txt': 'string'}"
         )
     types: dict[str, pa.DataType] = {}
-    for name, type_ in components.items():
+    for name, type_ in members.items():
         extension = name.strip().lstrip(".")
         if not extension or extension in types:
             problem = "twice" if extension else "is no member extension"
-            raise ArgumentError(f"components={shown(components)}: {name!r} {problem}")
-        types[extension] = arrow_type(f"components[{name!r}]", type_)
+            raise ArgumentError(f"members={shown(members)}: {name!r} {problem}")
+        types[extension] = arrow_type(f"members[{name!r}]", type_)
     return types
 
 

@@ -67,7 +67,7 @@ def means(group):
 
 @pytest.mark.nightly
 def test_more_pixels_than_workers_hold_are_moved_and_no_worker_dies(client, shards, want, tmp_path):
-    ddf = dii.read_webdataset_images(shards, backend="pandas", components={"cls": "int64"})
+    ddf = dii.read_webdataset_images(shards, backend="pandas", members={"cls": "int64"})
     rows = SHARDS * IMAGES
     # A worker has 1 GB, of which libraries take half; two partitions have more than 0.6 each.
     assert rows * want[0].nbytes > 1.2e9

@@ -1,4 +1,4 @@
-"""``mix``: rows of several frames by weights, each once, and resumable at any batch."""
+"""``mix_batches``: rows of several frames by weights, each once, and resumable at any batch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def of(frame):
 
 
 def test_all_rows_come_once_with_their_own_pixels(frames):
-    batches = list(dii.mix(frames, 5, longest=True))
+    batches = list(dii.mix_batches(frames, 5, longest=True))
     assert [len(batch["image"]) for batch in batches] == [5, 5, 5, 5, 4]
     assert sorted(keys(batches)) == sorted(of(frames[0]) + of(frames[1]))
     mixed = dict(zip(keys(batches), np.concatenate([b["image"] for b in batches]), strict=True))
@@ -42,7 +42,7 @@ def test_all_rows_come_once_with_their_own_pixels(frames):
 
 
 def test_rows_of_a_frame_keep_the_order_that_they_have_alone(frames):
-    mixed = keys(dii.mix(frames, 3, longest=True))
+    mixed = keys(dii.mix_batches(frames, 3, longest=True))
     for frame in frames:
         alone = of(frame)
         assert [key for key in mixed if key in set(alone)] == alone
@@ -50,22 +50,24 @@ def test_rows_of_a_frame_keep_the_order_that_they_have_alone(frames):
 
 def test_the_stream_ends_with_the_first_frame_that_ends(frames):
     few = set(of(frames[1]))
-    seen = keys(dii.mix(frames, 4, weights=[1, 9]))
+    seen = keys(dii.mix_batches(frames, 4, weights=[1, 9]))
     assert few <= set(seen)
     assert len(seen) < 24
-    assert all(len(b["cls"]) == 4 for b in dii.mix(frames, 4, weights=[1, 9], drop_last=True))
+    assert all(
+        len(b["cls"]) == 4 for b in dii.mix_batches(frames, 4, weights=[1, 9], drop_last=True)
+    )
 
 
 @pytest.mark.parametrize("weights", [[1e308, 1e308], [1e-320, 1e308], [5e-324, 5e-324]])
 def test_all_rows_come_whatever_the_size_of_the_weights(frames, weights):
-    seen = keys(dii.mix(frames, 4, weights=weights, longest=True))
-    assert sorted(seen) == sorted(keys(dii.mix(frames, 4, longest=True)))
+    seen = keys(dii.mix_batches(frames, 4, weights=weights, longest=True))
+    assert sorted(seen) == sorted(keys(dii.mix_batches(frames, 4, longest=True)))
 
 
 def test_shares_are_the_weights(frames):
     read = frames[0].repartition(npartitions=1).persist()
     many = [read.assign(number=number) for number in (0, 1)]
-    first = [next(dii.mix(many, 12, [3, 1], shuffle=seed)) for seed in range(24)]
+    first = [next(dii.mix_batches(many, 12, [3, 1], shuffle=seed)) for seed in range(24)]
     counts = [int(batch["number"].sum()) for batch in first]
     assert 0.18 < np.mean(counts) / 12 < 0.32
     assert len(set(counts)) > 3
@@ -82,7 +84,7 @@ def test_shares_are_the_weights(frames):
 )
 def test_a_stream_goes_on_from_any_position(frames, longest, options):
     def make(start=0):
-        return dii.mix(frames, 3, weights=[1, 2], longest=longest, start=start, **options)
+        return dii.mix_batches(frames, 3, weights=[1, 2], longest=longest, start=start, **options)
 
     whole = [keys([batch]) for batch in make()]
     stream = make()
@@ -94,12 +96,12 @@ def test_a_stream_goes_on_from_any_position(frames, longest, options):
 
 @pytest.mark.parametrize("longest", [True, False])
 def test_a_loop_over_a_stream_that_ended_begins_again(frames, longest):
-    stream = dii.mix(frames, 3, longest=longest, shuffle=2)
+    stream = dii.mix_batches(frames, 3, longest=longest, shuffle=2)
     assert [keys([batch]) for batch in stream] == [keys([batch]) for batch in stream] != []
 
 
 def test_its_repr_tells_frames_and_place(frames):
-    stream = dii.mix(frames, 3, weights=[1, 3])
+    stream = dii.mix_batches(frames, 3, weights=[1, 3])
     assert "batches of 3 rows; 2 frames; 3 partitions; epoch 0; from batch 0 on;" in repr(stream)
     next(stream)
     assert "; at row 3;" in repr(stream)
@@ -114,7 +116,7 @@ def test_a_stream_that_failed_goes_on_where_it_was(frames):
         return images
 
     made = frames[0].images.map_batches(fail_once, {"image": "image"})
-    stream = dii.mix([made, frames[1]], 3, longest=True)
+    stream = dii.mix_batches([made, frames[1]], 3, longest=True)
     seen = []
 
     def read():
@@ -130,7 +132,9 @@ def test_a_stream_that_failed_goes_on_where_it_was(frames):
 def test_frames_of_other_shapes_give_lists(shards):
     sizes = [dii.read_webdataset_images(shards, size=size)[["__key__", "image"]] for size in (8, 9)]
     shapes = {
-        image.shape for batch in itertools.islice(dii.mix(sizes, 8), 3) for image in batch["image"]
+        image.shape
+        for batch in itertools.islice(dii.mix_batches(sizes, 8), 3)
+        for image in batch["image"]
     }
     assert shapes == {(8, 8, 3), (9, 9, 3)}
 
@@ -148,7 +152,9 @@ def test_a_row_that_two_frames_have_gets_two_crops(tmp_path):
     for frames in ([ddf, ddf], [ddf, ddf[ddf["__key__"] < "9"]], [computed, computed]):
         for seed in (None, 1):
             crops = collections.defaultdict(list)
-            for batch in dii.mix(frames, 4, columns=["__key__"], shuffle=seed, longest=True):
+            for batch in dii.mix_batches(
+                frames, 4, columns=["__key__"], shuffle=seed, longest=True
+            ):
                 for key, image in zip(batch["__key__"], batch["image"], strict=True):
                     crops[key].append(image.tobytes())
             assert sorted(map(len, crops.values())) == [2] * 8
@@ -158,7 +164,7 @@ def test_a_row_that_two_frames_have_gets_two_crops(tmp_path):
 @pytest.mark.torch
 def test_tensors_stay_tensors(frames):
     torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
-    batch = next(dii.mix(frames, 6, format="torch", columns=["cls"], normalize=(0.5, 0.5)))
+    batch = next(dii.mix_batches(frames, 6, format="torch", columns=["cls"], normalize=(0.5, 0.5)))
     assert batch["image"].shape == (6, 3, 16, 16)
     assert batch["image"].dtype == torch.float32
     assert batch["cls"].shape == (6,)
@@ -169,11 +175,11 @@ def test_tensors_stay_tensors(frames):
 def test_workers_of_a_data_loader_take_its_steps_in_turn(frames):
     data = pytest.importorskip("torch.utils.data", reason="pip install torch==2.13.0")
     options = {"shuffle": 4, "longest": True, "columns": ["cls", "__key__"]}
-    batches = dii.mix(frames, 5, format="torch", **options)
+    batches = dii.mix_batches(frames, 5, format="torch", **options)
     loader = data.DataLoader(batches, batch_size=None, num_workers=2)
     for epoch in (0, 1):
         batches.set_epoch(epoch)
-        want = dii.mix(frames, 5, epoch=epoch, **options)
+        want = dii.mix_batches(frames, 5, epoch=epoch, **options)
         assert len(loader) == len(want)
         assert [keys([batch]) for batch in loader] == [keys([batch]) for batch in want]
 
@@ -196,11 +202,11 @@ def test_workers_of_a_data_loader_take_its_steps_in_turn(frames):
 )
 def test_wrong_arguments_are_refused(frames, arguments, said):
     with pytest.raises(dii.ArgumentError, match=said):
-        dii.mix(**{"frames": frames, "batch_size": 4} | arguments)
+        dii.mix_batches(**{"frames": frames, "batch_size": 4} | arguments)
 
 
 def test_frames_of_other_columns_are_refused(frames):
     others = [frames[0], frames[1].drop(columns="cls")]
     with pytest.raises(dii.ArgumentError, match="pass columns= that all have"):
-        list(dii.mix(others, 8))
-    assert len(list(dii.mix(others, 8, columns=[], longest=True))) == 3
+        list(dii.mix_batches(others, 8))
+    assert len(list(dii.mix_batches(others, 8, columns=[], longest=True))) == 3

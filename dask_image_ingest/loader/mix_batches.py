@@ -1,4 +1,4 @@
-"""``mix``: batches with rows of several frames, sampled by weights."""
+"""``mix_batches``: batches with rows of several frames, sampled by weights."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dask_image_ingest.loader.order import Share, parse_shard
 from dask_image_ingest.loader.source import Facts
 
 
-def mix(
+def mix_batches(
     frames: Sequence[Any],
     batch_size: int,
     weights: Sequence[float] | None = None,
@@ -78,7 +78,7 @@ def mix(
     Examples
     --------
     >>> wide, tall = ddf[ddf.width > ddf.height], ddf[ddf.width <= ddf.height]
-    >>> batch = next(mix([wide, tall], 8, weights=[3, 1], columns=["cls"]))
+    >>> batch = next(mix_batches([wide, tall], 8, weights=[3, 1], columns=["cls"]))
     >>> batch["image"].shape, batch["cls"].shape
     ((8, 224, 224, 3), (8,))
     """
@@ -125,8 +125,9 @@ def _mixed(
         if {*other.names} != {*first.names} or other.image != first.image:
             names, others = (", ".join(map(repr, each.names)) for each in (first, other))
             raise ArgumentError(
-                f"mix: the batches of one frame have {names}, those of another {others}: pass "
-                "columns= that all have, and rename the column of images if it has another name"
+                f"mix_batches: the batches of one frame have {names}, those of another "
+                f"{others}: pass columns= that all have, and rename the column of images if it has "
+                "another name"
             )
     schedule = Schedule(shuffle, epoch)
     return Batches(
