@@ -33,7 +33,7 @@ def shard(photos, tmp_path_factory):
         ({"scaled_decode": 1}, "scaled_decode=1: pass True or False"),
         ({"columns": "txt"}, "columns='txt': pass a list of column names"),
         ({"columns": [1]}, r"columns=\[1\]: pass a list"),
-        ({"components": ["txt"]}, r"members=\['txt'\]: pass 'infer', or a mapping"),
+        ({"members": ["txt"]}, r"members=\['txt'\]: pass 'infer', or a mapping"),
         ({"json_fields": ["synset"]}, r"json_fields=\['synset'\]: pass a mapping .*'float32'"),
         ({"json_fields": {"synset": "text"}}, r"json_fields\['synset'\]: 'text' is no type"),
         ({"partition_size": True}, "partition_size=True: .*'512 MiB'"),
@@ -65,9 +65,9 @@ def test_there_are_no_more_partitions_than_images(shards, photos):
     [
         ({"json_fields": {"similarty": "float32"}}, "'similarty'.* of its json are 'similarity'"),
         ({"json_fields": {"source.nme": str, "similarity": float}}, "'source.nme'.*'source.name'"),
-        ({"components": {"caption": str}}, "no member 'caption'; its members are 'jpg', 'txt'"),
+        ({"members": {"caption": str}}, "no member 'caption'; its members are 'jpg', 'txt'"),
         ({"image": "jpgg"}, r"no image \(image='jpgg'\); its members are 'jpg', 'txt'"),
-        ({"components": {"jsn": str}, "json_fields": {"a": str}}, "no member 'jsn', no field 'a'"),
+        ({"members": {"jsn": str}, "json_fields": {"a": str}}, "no member 'jsn', no field 'a'"),
     ],
 )  # fmt: skip
 def test_misspelt_names_are_one_warning_that_says_what_there_is(shards, options, said):
@@ -78,7 +78,7 @@ def test_misspelt_names_are_one_warning_that_says_what_there_is(shards, options,
 
 
 def test_names_that_are_there_are_no_warning(shards, tmp_path):
-    options = {"json_fields": {"similarity": float, "source.name": str}, "components": {"TXT": str}}
+    options = {"json_fields": {"similarity": float, "source.name": str}, "members": {"TXT": str}}
     dii.read_webdataset_images(shards, backend="pandas", image="webp;jpg", **options)
     dii.read_webdataset_images(write_tar(tmp_path / "empty.tar", {}), backend="pandas", **options)
     # One record of a hundred has the field.

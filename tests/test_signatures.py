@@ -23,7 +23,7 @@ SUBJECTS = {
     dii.to_webdataset: ["frame", "path"],
     dii.to_parquet_images: ["frame", "path"],
     dii.write_index: ["paths"],
-    dii.mix: ["frames", "batch_size", "weights"],
+    dii.mix_batches: ["frames", "batch_size", "weights"],
     dii.gallery: ["frame", "path", "n"],
     dii.start_cluster: ["n_workers"],
     dii.prepare_cluster: ["client", "paths"],

@@ -257,7 +257,7 @@ def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_
 )  # fmt: skip
 def test_what_is_no_type_of_a_column_is_refused_by_name(type_, tmp_path):
     path = write_tar(tmp_path / "a.tar", {"a.json": b"{}", "a.txt": b""})
-    for argument in ("json_fields", "components"):
+    for argument in ("json_fields", "members"):
         with pytest.raises(dii.ArgumentError, match=rf"{argument}\['txt'\]: .* no type of a col"):
             read_quietly(path, **{argument: {"txt": type_}})
 

@@ -21,9 +21,9 @@ OPTIONS: list[dict[str, Any]] = [
     {"errors": "drop", "size": 16},
     {"image": "png;seg.png;webp;jpg", "partition_size": 20_000},
     {"image": "seg.npy;jpeg", "max_pixels": 2000},
-    {"components": {"txt": "string", "cls": "int64", "npy": "binary", "json": "string"}},
+    {"members": {"txt": "string", "cls": "int64", "npy": "binary", "json": "string"}},
     {"json_fields": {"similarity": "float64", "n": "int32", "deep.er": "string", "no": "int8"}},
-    {"components": {"txt": "int64", "json": "binary", "": "binary"}, "partition_size": None},
+    {"members": {"txt": "int64", "json": "binary", "": "binary"}, "partition_size": None},
 ]
 QUERIES = [
     lambda d: d,

@@ -28,7 +28,7 @@ def write_odd_shards(folder: Path, *more: tuple[str, bytes]) -> list[str]:
 
 def read(shards: list[str], **options):
     """Read them small, in pandas."""
-    options = {"components": {"cls": "int64", "txt": "string"}, "size": 16, **options}
+    options = {"members": {"cls": "int64", "txt": "string"}, "size": 16, **options}
     return dii.read_webdataset_images(shards, backend="pandas", **options)
 
 
