@@ -18,7 +18,7 @@ checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
+.PHONY: help setup notebooks demo test test-more test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -32,11 +32,14 @@ demo: .venv/.stamp-demo ## pack real photographs into shards, read them, show wh
 	@$(bin)/python examples/demo.py
 
 test: lint ## lint, then run the tests on this machine's CPU
-	@$(bin)/python -m pytest -m "not packaging" $(pytest_args)
+	@$(bin)/python -m pytest -m "not packaging and not more" $(pytest_args)
+
+test-more: .venv/.stamp-test ## further cases of the promises that `make test` keeps
+	@$(bin)/python -m pytest -m "more and not packaging" $(pytest_args)
 
 test-fast: JOBS = 2  # none of them waits
 test-fast: .venv/.stamp-test ## the tests that take no time, while you edit: a minute
-	@$(bin)/python -m pytest -m "not slow and not packaging" $(pytest_args)
+	@$(bin)/python -m pytest -m "not slow and not packaging and not more" $(pytest_args)
 
 test-packaging: .venv/.stamp-test ## test the wheel, tools, examples and documentation
 	@$(bin)/python -m pytest -m packaging $(pytest_args)
@@ -54,7 +57,7 @@ coverage: .venv/.stamp-test ## the tests, and which lines they never run, worker
 	@$(bin)/python -m coverage report
 
 oldest: .oldest/.stamp ## the quick tests with the oldest dependencies that pyproject.toml allows
-	@.oldest/bin/python -m pytest -m "not slow and not newest and not packaging" $(pytest_args)
+	@.oldest/bin/python -m pytest -m "not slow and not newest and not packaging and not more" $(pytest_args)
 
 fuzz: .venv/.stamp-test ## 20,000 mutated images through a worker process (minutes)
 	@$(bin)/python tests/support/fuzz.py $(FUZZ_ARGS)
