@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def mark_further_cases(items):
-    """Mark as ``more`` all but eight cases of a test: `make test` has those, from all of its list."""
+    """Mark as ``more`` all but eight of the cases of a test, which are from all of its list."""
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)
