@@ -98,10 +98,8 @@ class Dataset:
         return tuple(map(known_rows, self.partitions))
 
     @functools.cached_property
-    def divisions(self) -> tuple[int | None, ...]:
-        """Known for image files; labels begin anew in each shard."""
-        if self.are_numbered:
-            return (*(files[0].part for files in self.partitions), self.partitions[-1][-1].part)
+    def divisions(self) -> tuple[None, ...]:
+        """Unknown: labels ascend in each shard only."""
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
