@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.rows import ImageRows, missing_member
+from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type_advice
 from dask_image_ingest.dataset.schema.columns import (
@@ -192,9 +192,6 @@ class SampleRows(ImageRows):
             "nbytes": self.column("nbytes"),
             "bytes": pa.array(self._carried_bytes(), pa.large_binary()),
         }
-        if self._index.links:
-            reasons = map(self._link, self.numbers.tolist(), self.spans)
-            fields["missing"] = pa.array(list(reasons), pa.string())
         return references_of_fields(len(self), fields)
 
     def _carried_bytes(self) -> list[bytes | None]:
@@ -281,16 +278,10 @@ class SampleRows(ImageRows):
 
     def _header(self, number: int, span: Span | None) -> Header:
         if span is None:
-            return missing_member(self._link(number, span))
+            return NO_MEMBER
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         return self._decoding.read_header(open_member(self._content, self._index, span))
-
-    def _link(self, number: int, span: Span | None) -> str | None:
-        """Why a sample has no image, if a link stands in its place that is not followed."""
-        links = {} if span is not None else self._index.links.get(number, {})
-        link = next((links[name] for name in self.extensions if name in links), None)
-        return None if link is None else f"missing: its image member is {link}"
 
     def _if_unique(self, header: Header, number: int) -> Header:
         if header.error is None and (duplicates := self._index.duplicates.get(number)):
