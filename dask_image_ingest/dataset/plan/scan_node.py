@@ -169,7 +169,7 @@ class Scan(TakesFilters, Read):
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.scanned, *columns_of(filters)}
-        # A user who named components or columns needs no warning about others.
+        # A user who named members or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
         return ScanSpec(
@@ -177,7 +177,7 @@ class Scan(TakesFilters, Read):
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
-            components=dataset.schema.select(used),
+            member_columns=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
