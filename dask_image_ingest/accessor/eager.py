@@ -16,7 +16,7 @@ from numpy.typing import DTypeLike
 from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.decode import shape_text
 from dask_image_ingest.frames import DecodedImage, backend_of, image_columns, register_accessor
-from dask_image_ingest.loader import Source, as_pandas
+from dask_image_ingest.loader import FrameSource, as_pandas
 from dask_image_ingest.ops import (
     count_levels,
     parse_dtype,
@@ -86,11 +86,9 @@ class FrameImages(Images[Any, Any]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         return function(self._frame[list(columns)], *args)
 
-    def _source(self, columns: list[str], image: str | None) -> Source:
-        return Source(self._frame[columns], image)
-
-    def _computed_column(self, columns: list[str], name: str) -> pd.Series:
-        return as_pandas(self._frame[name])
+    def _source_of(self, columns: list[str], image: str | None) -> FrameSource:
+        frame = self._frame
+        return FrameSource(frame[columns], image, column=lambda name: as_pandas(frame[name]))
 
 
 @register_accessor("series", "images")

@@ -23,7 +23,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.loader import Source, computed_column, lazy_source
+from dask_image_ingest.loader import FrameSource, lazy_source
 from dask_image_ingest.ops import (
     add_levels,
     count_levels,
@@ -95,9 +95,6 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )
 
-    def _shape(self, image: str) -> ImageShape:
-        return image_shape(self._frame.expr, image)
-
     def _facts(self, image: str) -> list[str]:
         expr = self._frame.expr
         pending = next(expr.find_operations((Scan, Decode)), None) is not None
@@ -105,7 +102,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         return [
             f"{expr.npartitions} partitions",
             *([f"{rows.value} rows"] if isinstance(rows, Known) else []),
-            shape_text(*self._shape(image)),
+            shape_text(*image_shape(expr, image)),
             "decoded when computed" if pending else "made by the tasks of the frame",
         ]
 
@@ -116,11 +113,9 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         meta = function(self._meta()[list(columns)], *args)
         return select_columns(self._frame, columns).map_partitions(function, *args, meta=meta)
 
-    def _source(self, columns: list[str], image: str | None) -> Source:
-        return lazy_source(self._frame, columns, image)
-
-    def _computed_column(self, columns: list[str], name: str) -> pd.Series:
-        return computed_column(self._frame, columns, name)
+    def _source_of(self, columns: list[str], image: str | None) -> FrameSource:
+        shape = None if image is None else image_shape(self._frame.expr, image)
+        return lazy_source(self._frame, columns, image, shape)
 
 
 @register_series_accessor("images")

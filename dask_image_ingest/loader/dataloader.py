@@ -13,13 +13,13 @@ import cloudpickle
 from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.order import (
+from dask_image_ingest.loader.position import (
     Position,
     Share,
     parse_shard,
     parse_start,
     torch_rank,
-    torch_worker,
+    worker_of_loader,
 )
 
 try:
@@ -231,7 +231,7 @@ class TorchDataset(IterableDataset):
             process, rank = self._unpickled
             if process == os.getpid():
                 return rank
-        return torch_rank()
+        return torch_rank() or (0, 1)
 
     def _start_in(self, epoch: int, start: int | Position) -> int | Position:
         """Start in an epoch: ``start``, or its beginning if another one ends there."""
@@ -247,7 +247,7 @@ class TorchDataset(IterableDataset):
 
     def _iterate(self, loop: Loop, is_resumed: bool = False) -> Batches:
         """The batches of a loop; ``is_resumed`` if it starts with a step of this very worker."""
-        worker, workers = torch_worker()
+        worker, workers = worker_of_loader() or (0, 1)
         share = (self._share or Share(*self._rank()))._replace(
             worker=0 if is_resumed else worker, workers=workers
         )

@@ -20,7 +20,7 @@ from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
 
-from dask_image_ingest.loader.order import Position, parse_start, worker_of_loader
+from dask_image_ingest.loader.position import Position, parse_start, worker_of_loader
 
 # Loops that are remembered: more than are under way at once.
 _REMEMBERED = 8
