@@ -532,8 +532,7 @@ class Images(ABC, Generic[Frame, Series]):
         ------
         ArgumentError
             If integers, booleans or arrays of one shape are null, or a column has other values than
-            its declared dtype, naming the row and its shard; for a position of other rows, or of
-            another seed or epoch.
+            its declared dtype; for a position of other rows, or of another seed or epoch.
         MissingDependencyError
             If ``format`` needs CuPy or torch, and it is not installed.
 

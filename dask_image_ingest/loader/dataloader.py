@@ -14,6 +14,8 @@ from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.position import (
+    Loop,
+    Loops,
     Position,
     Share,
     parse_shard,
@@ -31,7 +33,6 @@ except ImportError as error:
         "this machine"
     ) from error
 
-from dask_image_ingest.loader.loops import Loop, Loops
 from dask_image_ingest.loader.source import Facts
 from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
@@ -212,12 +213,7 @@ class TorchDataset(IterableDataset):
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
 
     def refuse_division(self) -> None:
-        """Refuse that accelerate divides the batches among the ranks, of which each has its part.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Refuse that accelerate divides batches among ranks, of which each has its part."""
         if self.world > 1:
             raise ArgumentError(
                 "accelerate would divide the batches among the ranks, and each has its part "
@@ -283,12 +279,7 @@ class BatchLoader(DataLoader):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """False; accelerate asks before it takes the loader for one that it has to divide.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """False; accelerate asks before it takes the loader for one that it has to divide."""
         self.dataset.refuse_division()
         return False
 

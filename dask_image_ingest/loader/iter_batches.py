@@ -23,7 +23,6 @@ import pandas as pd
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.arguments import check_flag, whole_number
-from dask_image_ingest.decode import shape_text
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
@@ -45,7 +44,7 @@ from dask_image_ingest.loader.order import (
     mixed_epoch,
 )
 from dask_image_ingest.loader.position import Position, Share, parse_start
-from dask_image_ingest.loader.reader import Reader, Result, open_reader, row_of, rows_between
+from dask_image_ingest.loader.reader import Reader, Result, open_reader, rows_between
 from dask_image_ingest.loader.sampling import Sampling, bucket_of_rows
 from dask_image_ingest.loader.source import Facts, FrameSource, ReferenceSource, check_count, once
 
@@ -109,7 +108,8 @@ class Schedule:
             ("epoch", 0, "pass the number of the epoch"),
             ("steps", 1, "pass the number of batches of an epoch, or None for all rows once"),
         ):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
@@ -169,8 +169,6 @@ class Batches:
         if prefetch is not None:
             advice = "pass how many pieces to read ahead"
             self._prefetch = whole_number("prefetch", prefetch, 0, advice)
-        if collate_fn is not None and not callable(collate_fn):
-            raise ArgumentError("collate_fn=: pass a function of a list of rows, each a dict")
         self._collate = collate_fn
         self._convert = converter("numpy" if collate_fn else format, self._backend)
         self._normalize = parse_normalize(normalize)
@@ -350,30 +348,13 @@ class Batches:
         return source.drawn(int(draw[0]))
 
     def __repr__(self) -> str:
-        schedule = self._schedule
-        parts = [f"batches of {self._size} rows"]
-        if schedule.shares is not None:
-            parts.append(f"{len(self._sources)} frames")
-        parts.append(f"{sum(source.partitions for source in self._sources)} partitions")
-        if schedule.shuffle is not None:
-            parts.append(f"shuffle={schedule.shuffle}")
-        parts.append(f"epoch {self._epoch}")
-        if schedule.steps is not None:
-            parts.append(f"{schedule.steps} steps")
-        if schedule.repeat:
-            parts.append("for ever")
+        shuffle = self._schedule.shuffle
+        parts = [f"batches of {self._size} rows", f"epoch {self._epoch}"]
+        if shuffle is not None:
+            parts.append(f"shuffle={shuffle}")
         if self._row is not None:
             parts.append("at the end" if self._is_over else f"at row {self._row:,}")
-        elif isinstance(self._start, Position):
-            parts.append(f"from row {self._start.row:,} on")
-        else:
-            parts.append(f"from batch {self._start:,} on")
-        if self._image is not None:
-            shape = "" if self._shape is None else f", {shape_text(*self._shape)}"
-            normalized = ", normalized" if self._normalize else ""
-            parts.append(f"images {self._image!r}{shape}, {self._format}{normalized}")
-        if others := [repr(name) for name in self._columns if name != self._image]:
-            parts.append(f"columns {', '.join(others)}")
+        parts.append(f"{self._format} of columns {', '.join(map(repr, self._columns))}")
         return f"<{'; '.join(parts)}>"
 
     @property
@@ -442,8 +423,7 @@ class Batches:
                     if counts is not None:
                         partition = functools.partial(source.describe, number)
                         check_count(frame, int(counts[number]), partition)
-                    where = functools.partial(row_of, source, number)
-                    rows, present = self._rows_of(frame, where=where)
+                    rows, present = self._rows_of(frame)
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
@@ -593,14 +573,9 @@ def _rows_of_frame(steps: Sequence[_Step], frame: int) -> Rows:
 
 
 class PrefetchQueue(Generic[Item]):
-    """Queue of reads that were started and not used yet.
+    """Reads that were started and not used yet: at most ``depth``; with 0, none is started ahead.
 
-    Parameters
-    ----------
-    started
-        Items with the future of their read; advancing the iterator starts a read.
-    depth
-        Length of the queue; with 0, each item is read when it is needed.
+    Advancing the iterator ``started`` starts a read.
     """
 
     def __init__(self, started: Iterator[Item], depth: int) -> None:
@@ -608,11 +583,15 @@ class PrefetchQueue(Generic[Item]):
         self._depth = depth
         self._queue: deque[Item] = deque()
 
-    def __iter__(self) -> PrefetchQueue[Item]:
-        return self
-
-    def __next__(self) -> Item:
-        return self._queue.popleft() if self._queue else next(self._started)
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            if not self._queue:
+                started = next(self._started, None)
+                if started is None:
+                    return
+                self._queue.append(started)
+                del started
+            yield self._queue.popleft()
 
     def fill(self) -> None:
         """Start reading until the queue is full.
@@ -620,11 +599,8 @@ class PrefetchQueue(Generic[Item]):
         Of partitions, callers do so after each batch, not before the first batch of one: then the
         user still holds the previous batch, and with it the memory of the previous partition.
         """
-        while len(self._queue) < self._depth:
-            started = next(self._started, None)
-            if started is None:
-                break
-            self._queue.append(started)
+        missing = max(0, self._depth - len(self._queue))
+        self._queue.extend(itertools.islice(self._started, missing))
 
     def clear(self) -> None:
         """Drop all reads that were not used."""

@@ -372,29 +372,24 @@ class BucketedEpoch(Epoch):
         return int(np.searchsorted(self._row_edges, row))
 
     def step(self, row: int) -> list[Rows]:
-        """Rows of the step that begins after ``row`` rows."""
         first = int(self._first[self._number(row)])
         return [self._rows.take(slice(first, first + self.after(row, 1) - row))]
 
     def after(self, row: int, steps: int) -> int:
-        """Rows before the step that comes so many steps after the one at ``row``."""
         return int(self._row_edges[min(self._number(row) + steps, len(self._first))])
 
     def count(self, drop_last: bool) -> int:
-        """Steps of the epoch: all, or those that are full."""
         lengths = np.diff(self._row_edges)
         return int((lengths == self.size).sum()) if drop_last else len(lengths)
 
     def shape(self, row: int) -> tuple[int, int] | None:
-        """Height and width of the images of the step at ``row``."""
         height, width = self._shapes[self._number(row)].tolist()
         return height, width
 
     def open_at(self, row: int) -> None:
-        """None: rows wait until their bucket is full."""
+        return None  # rows wait until their bucket is full
 
     def digest(self) -> str:
-        """Digest of the rows of each partition, of their buckets, and of the size of a step."""
         return _digest(super().digest(), *self._decisive)
 
 

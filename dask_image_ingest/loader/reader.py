@@ -21,7 +21,7 @@ _CHUNK_BYTES = 4 << 20
 _MOST_HELD = 256
 
 # Takes rows with images from a partition: `rows_of` with some of its arguments.
-RowsOf = Callable[..., tuple[BatchRows, np.ndarray]]
+RowsOf = Callable[[Any], tuple[BatchRows, np.ndarray]]
 
 # Waits for rows: those that have an image, and the places of these among all.
 Result = Callable[[], tuple[BatchRows, np.ndarray]]
@@ -55,11 +55,6 @@ def rows_between(rows: BatchRows, present: np.ndarray, start: int, stop: int) ->
     """Those of ``rows`` whose places, ``present`` in order, are from ``start`` to ``stop``."""
     first, last = np.searchsorted(present, [start, stop]).tolist()
     return rows.take(range(first, last))
-
-
-def row_of(source: FrameSource, partition: int, row: int) -> str:
-    """Name of a row in errors."""
-    return f"row {row} of {source.describe(partition)}"
 
 
 class Reader(Generic[AnySource, Part]):
@@ -171,13 +166,7 @@ class _ReferenceReader(Reader[ReferenceSource, Reading]):
         def result() -> tuple[BatchRows, np.ndarray]:
             frame = future.result()
             place = frame.index.to_numpy()
-
-            def where(row: int) -> str:
-                number = int(numbers[place[row]])
-                partition = int(self._partition_of(np.array([number]))[0])
-                return row_of(self._source, partition, number - int(self._starts[partition]))
-
-            batch, present = self._rows_of(frame, where=where)
+            batch, present = self._rows_of(frame)
             return batch, place[present]
 
         return result
@@ -219,8 +208,7 @@ class _PartitionReader(Reader[FrameSource, "_Partition"]):
     """Takes rows from partitions that are computed whole."""
 
     def _read(self, number: int, reading: Reading) -> _Partition:
-        where = functools.partial(row_of, self._source, number)
-        return _Partition(reading, functools.partial(self._rows_of, where=where))
+        return _Partition(reading, self._rows_of)
 
     def start(self, rows: Rows, shape: tuple[int, int] | None) -> Result:
         """Start to compute the partitions of rows."""

@@ -55,12 +55,7 @@ class Sampling(NamedTuple):
     replacement: bool
 
     def weights(self, values: pd.Series, count: int | None) -> Weights:
-        """Weights by the values of all rows; a pass has ``count`` rows, None for as many as these.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Weights by the values of all rows, for passes of ``count`` rows; None for all."""
         name = f"{self.argument}={self.column!r}"
         weights = _weights(values, name) if self.argument == "weights" else _balanced(values)
         count = len(weights) if count is None else count
@@ -78,12 +73,7 @@ class Sampling(NamedTuple):
 def parse_sampling(
     weights: str | None, balance: str | None, replacement: bool, columns: Sequence[str]
 ) -> Sampling | None:
-    """Parse ``weights=``, ``balance=`` and ``replacement=``; None for all rows.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Parse ``weights=``, ``balance=`` and ``replacement=``; None for all rows."""
     check_flag("replacement", replacement)
     if weights is None and balance is None:
         if not replacement:
@@ -120,12 +110,7 @@ def _balanced(values: pd.Series) -> np.ndarray:
 
 
 def parse_buckets(buckets: Any, columns: Sequence[str]) -> np.ndarray | None:
-    """Parse the argument ``buckets=``: height and width of each, int64 (buckets, 2).
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Parse the argument ``buckets=``: height and width of each, int64 (buckets, 2)."""
     if buckets is None:
         return None
     shapes = _shapes(buckets)

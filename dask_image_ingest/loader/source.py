@@ -182,7 +182,10 @@ class LazySource(FrameSource):
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
-        self._threads: Executor | None = None
+        # While it is open: the thread that computes, or fetches from the cluster; and those that
+        # read partitions, by default the same.
+        self._threads: Executor
+        self._reading: Executor
         # The thread that asked for the latest partition.
         self._reader = 0
         # What the cluster is computing or holds for this source.
@@ -209,16 +212,9 @@ class LazySource(FrameSource):
 
     @property
     def meta(self) -> Any:
-        """An empty frame of the columns of the batches."""
         return self._frame._meta
 
     def check_process(self) -> None:
-        """Raise in a fork of the process that reads ahead, whose threads a fork does not have.
-
-        Raises
-        ------
-        ArgumentError
-        """
         if self._process not in (None, os.getpid()):
             raise ArgumentError(
                 "iter_batches: an iterator cannot be used after a fork, which does not have its "
@@ -239,6 +235,7 @@ class LazySource(FrameSource):
             if self._backend.device == "gpu" and not self._client.asynchronous:
                 # Frames arrive in Dask's own threads, which would use the first GPU.
                 self._client.sync(_set_up_threads, set_up)
+        self._reading = self._threads
         return self
 
     def _secede(self) -> None:
@@ -249,7 +246,6 @@ class LazySource(FrameSource):
                 secede()
 
     def __exit__(self, *_: object) -> None:
-        assert self._threads is not None
         if self._process != os.getpid():
             return  # a fork: thread and futures belong to the parent process
         if self._client is None:
@@ -266,7 +262,6 @@ class LazySource(FrameSource):
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
     def prefetch(self) -> int:
-        """Default number of partitions to read ahead."""
         if self._client is None:
             return super().prefetch()
         if self._backend.device == "gpu":
@@ -276,23 +271,14 @@ class LazySource(FrameSource):
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
     def read(self, number: int) -> Future[Any]:
-        """Start reading a partition."""
         self._reader = threading.get_ident()
         key = self._keys[number]
         graph = cull(self._graph, [key])
         if self._client is None:
-            return self._reading_threads.submit(dask.get, graph, key)
+            return self._reading.submit(dask.get, graph, key)
         (future,) = self._client.get(graph, [key], sync=False)
         self._futures.add(future)
-        return self._reading_threads.submit(
-            self._fetch, future, functools.partial(self.describe, number)
-        )
-
-    @property
-    def _reading_threads(self) -> Executor:
-        """The threads that read partitions, or fetch them from the cluster."""
-        assert self._threads is not None
-        return self._threads
+        return self._reading.submit(self._fetch, future, functools.partial(self.describe, number))
 
     def _fetch(self, future: RemoteFuture, describe: Callable[[], str]) -> Any:
         if future not in self._futures:
@@ -322,24 +308,20 @@ class LazySource(FrameSource):
             return None
 
     def describe(self, number: int) -> str:
-        """Name of a partition in errors."""
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
 
     def references(self) -> ReferenceSource | None:
-        """Source of the same rows before their decode; None unless the decode is the last step."""
         decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self.image)
 
     def drawn(self, draw: int) -> FrameSource:
-        """The same rows, with other random numbers of their augmentations."""
         expr = with_draw(self._frame.expr, draw)
         if expr._name == self._frame.expr._name:
             return self
         return LazySource(new_collection(expr), self.image, self.shape, self._column)
 
     def counts(self) -> np.ndarray:
-        """Rows of each partition: int64 (partitions,)."""
         return self._versioned(("rows", self._rows._name), self._count)
 
     def _versioned(self, key: tuple[str, str], compute: Callable[[], Value]) -> Value:
@@ -371,7 +353,6 @@ class LazySource(FrameSource):
         return result
 
     def row_bytes(self, number: int) -> float:
-        """Decoded bytes of a row of a partition, on average; at least 1."""
         images = image_columns(self.meta)
         if not images:
             return 1.0
@@ -396,8 +377,8 @@ class ReferenceSource(LazySource):
         #: Whether images are fetched here, before they are decoded; a cluster's workers do both.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
-        self._gathering: Executor | None = None
-        self._reading: Executor | None = None
+        # The thread that takes rows from partitions, while another one decodes.
+        self._gathering: Executor
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
@@ -411,19 +392,13 @@ class ReferenceSource(LazySource):
         return self
 
     def __exit__(self, *error: object) -> None:
-        is_ours = self._process in (None, os.getpid())
+        is_ours = self._process == os.getpid()
         if is_ours and self._ahead is not None:
             self._ahead.close()
         super().__exit__(*error)
-        if is_ours and self._gathering is not None and self._reading is not None:
+        if is_ours:
             self._gathering.shutdown(wait=False)
             self._reading.shutdown(wait=False)
-
-    @property
-    def _reading_threads(self) -> Executor:
-        """The threads that read references, while another one decodes."""
-        assert self._reading is not None
-        return self._reading
 
     def encoded_bytes(self, part: Reading) -> float:
         """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
@@ -434,7 +409,6 @@ class ReferenceSource(LazySource):
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         ahead = self._ahead
         assert ahead is not None
-        assert self._gathering is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
 
     def row_bytes(self, number: int) -> float:
@@ -465,8 +439,6 @@ class ReferenceSource(LazySource):
         """
         seeds = draws if self._last.is_random and draws.any() else None
         decode = (self._last if shape is None else self._last.resized(shape)).function
-        assert self._threads is not None
-        assert self._gathering is not None
         rows = self._gathering.submit(_gather, parts, order)
         if self._client is None:
             if (ahead := self._ahead) is None:
@@ -563,12 +535,7 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
 
 
 def check_count(frame: Any, counted: int, describe: Callable[[], str]) -> Any:
-    """A partition that was read, if it has as many rows as were counted.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
         _versioned.clear()
         raise ArgumentError(
