@@ -58,9 +58,6 @@ class HeadOfRead(dx.Head):
 #: Task names of a scan and of a scan with decode. After ``persist`` only names are left to tell.
 READS: Final = ("readMetadata", "readDecode")
 
-#: Task names of a scan with decoded images of one shape.
-SHAPE_IN_NAME: Final = rf"{READS[1]}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
