@@ -58,9 +58,6 @@ class HeadOfRead(dx.Head):
 #: Task names of a scan and of a scan with decode. After ``persist`` only names are left to tell.
 READS: Final = ("readMetadata", "readDecode")
 
-#: Task names of a scan with decoded images of one shape.
-SHAPE_IN_NAME: Final = rf"{READS[1]}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -169,7 +166,7 @@ class Scan(TakesFilters, Read):
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.scanned, *columns_of(filters)}
-        # A user who named components or columns needs no warning about others.
+        # A user who named members or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
         return ScanSpec(
@@ -177,7 +174,7 @@ class Scan(TakesFilters, Read):
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
-            components=dataset.schema.select(used),
+            member_columns=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,

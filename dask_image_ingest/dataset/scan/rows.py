@@ -23,11 +23,6 @@ NO_MEMBER = Header(
 )
 
 
-def missing_member(reason: str | None) -> Header:
-    """The header of a sample without an image, for a reason that its shard tells."""
-    return NO_MEMBER if reason is None else NO_MEMBER._replace(error=reason)
-
-
 #: The header of a row of a table without an image.
 NO_BYTES = NO_MEMBER._replace(
     error="missing: the row has no bytes of an image, and a path in a table is not opened"

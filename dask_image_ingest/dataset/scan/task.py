@@ -30,9 +30,9 @@ from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, open_row
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
-    Component,
     FileColumn,
     ImageMember,
+    MemberColumn,
 )
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
@@ -63,8 +63,8 @@ class ScanSpec:
         Columns of the result, in order.
     filters, limit
         Rows to keep, and their number at most.
-    components
-        Components that the columns or filters need.
+    member_columns
+        Columns from members that the query or its filters need.
     sidecar
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
     errors
@@ -83,7 +83,7 @@ class ScanSpec:
     columns: tuple[str, ...]
     filters: Predicate | None
     limit: int | None
-    components: tuple[Component, ...]
+    member_columns: tuple[MemberColumn, ...]
     sidecar: tuple[FileColumn, ...]
     errors: frozenset[str]
     known_extensions: frozenset[str] | None
@@ -177,7 +177,7 @@ def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
         return _materialize(FileRows((), spec.options), spec)
     sidecar = Sidecar(None, spec.sidecar, spec.options, ExitStack())
     empty = SampleRows(
-        split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
+        split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.member_columns, sidecar
     )
     return _materialize(empty, spec)
 
@@ -218,7 +218,7 @@ def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
         split.shard,
         split.index,
         spec.options,
-        spec.components,
+        spec.member_columns,
         sidecar,
         warn=not split.part,
         hands_over=spec.hands_over,
