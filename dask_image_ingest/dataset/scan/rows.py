@@ -48,7 +48,11 @@ class ImageRows:
         The shard or file.
     numbers
         Numbers of the rows in it; shape (n,), int64.
+    first_label
+        The index label of its first row.
     """
+
+    first_label = 0
 
     #: Cached properties with a value per row, which ``take`` carries over.
     cached: ClassVar[frozenset[str]]
@@ -75,6 +79,11 @@ class ImageRows:
     @property
     def _decoding(self) -> DecodeSpec:
         return self._member.decoding
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The index label of each row; shape (n,), int64."""
+        return self.first_label + self.numbers
 
     @property
     @abstractmethod
