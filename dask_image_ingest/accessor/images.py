@@ -652,7 +652,7 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            As :meth:`iter_batches`, and for options that such a ``DataLoader`` refuses.
+            As :meth:`iter_batches`.
         MissingDependencyError
             If torch is not installed.
 
