@@ -70,7 +70,8 @@ class FrameImages(Images[Any, Any]):
         return backend_of(self._frame).arrays(self._frame[self.column])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.show(_SHOWN_ROWS)._repr_html_()}"
+        rows = f"{len(self._frame)} rows"
+        return f"<p>{rows}: {escape(repr(self))}</p>{self.show(_SHOWN_ROWS)._repr_html_()}"
 
     def stack(
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
