@@ -222,7 +222,8 @@ def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
         )
         yield "options", _portable(options)
         yield "columns", (spec.columns, spec.filters, spec.limit)
-        yield "members", [(c.column, c.extension, str(c.type), c.path) for c in schema.components]
+        members = schema.member_columns
+        yield "members", [(m.column, m.extension, str(m.type), m.path) for m in members]
         yield "sidecar", [(c.column, c.name, str(c.type)) for c in schema.sidecar]
     elif isinstance(expr, KeepsResults):
         yield "columns", expr.columns
