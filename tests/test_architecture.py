@@ -32,7 +32,6 @@ ROOMS = (
 FLOORS = {
     "storage": ("remote", "output"),
     "dataset": ("schema", "scan", "plan", "references"),
-    "export": ("plan",),
     "curate": ("embeddings",),
 }
 
