@@ -37,13 +37,11 @@ from dask_image_ingest.curate.ranking import (
     group_columns,
     join_columns,
     merge_ranked,
-    parse_keep,
-    ranking_columns,
     resolve_identity,
     row_ids,
     sort_keys,
     table_of,
-    with_rankable_columns,
+    with_ranking_columns,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -315,7 +313,7 @@ def find_semantic_duplicates(
         The column of vectors, lists of d numbers, as from ``embed``.
     keep, identity
         Which image of a group to keep, and what identifies a row, as for :func:`find_duplicates`;
-        ``"best"`` goes by ``quality.detail`` if the frame has it.
+        ``"best"`` asks the signals of quality that the frame has.
 
     Returns
     -------
@@ -358,9 +356,7 @@ def find_semantic_duplicates(
     check_vectors(frame, column)
     id_columns = resolve_identity(frame, identity)
     check_threshold(threshold)
-    rankable = with_rankable_columns(frame, keep, "bytes")
-    rank_by = parse_keep(keep, rankable)
-    ranked, vectors = rank_vectors(rankable, column, rank_by, id_columns)
+    ranked, vectors = rank_vectors(frame, column, keep, id_columns)
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     keeper, similarity = nearest_kept(backend_of(meta).numpy.asarray(vectors), float(threshold))
     columns, grouped = group_columns(ranked, keeper, "semantic")
@@ -377,11 +373,12 @@ def check_threshold(threshold: Any) -> None:
 
 
 def rank_vectors(
-    frame: Any, column: str, rank_by: tuple[str, ...], identity: tuple[str, ...]
+    frame: Any, column: str, keep: Any, identity: tuple[str, ...]
 ) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their unit vectors, float32 (n, d)."""
-    frame = select_columns(frame, dict.fromkeys([*identity, column, *ranking_columns(rank_by)]))
-    columns = (column, rank_by, identity)
+    frame, rank_by = with_ranking_columns(frame, keep, "bytes")
+    frame = select_columns(frame, dict.fromkeys([*identity, column, *rank_by]))
+    columns = (column, keep, identity)
     if isinstance(frame, FrameBase):
         lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
         parts = list(dask.compute(*lazy))
@@ -416,10 +413,10 @@ def rank_vectors(
 
 
 def _rows_to_rank(
-    frame: Any, column: str, rank_by: tuple[str, ...], identity: tuple[str, ...]
+    frame: Any, column: str, keep: Any, identity: tuple[str, ...]
 ) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
     table = table_of(without(frame, [column])).take(pa.array(rows))
-    keys = sort_keys(table, rank_by, identity)
+    keys = sort_keys(table, keep, identity)
     no_hashes, is_exact = np.empty(0, np.int64), np.zeros(len(rows), bool)
     return RowsToRank(row_ids(table, identity), no_hashes, is_exact, keys), vectors
