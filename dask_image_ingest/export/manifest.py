@@ -1,27 +1,113 @@
-"""Files that describe an export: the plan is written first, the manifest last."""
+"""Files that describe an export, and their names: the plan is written first, the manifest last."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+import uuid
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
 
 import pandas as pd
 
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.export.export_options import LEFT_OUT, MANIFEST, PLAN, Options, file_names
-from dask_image_ingest.export.plan.shard_plan import ShardPlan
-from dask_image_ingest.export.write_shards import done_name, has_recorded_sizes
-from dask_image_ingest.storage.output import OutputStore
+from dask_image_ingest.export.members import Members
+from dask_image_ingest.storage.output import STAGING, OutputStore
 from dask_image_ingest.url_secrets import without_secrets
 
+#: The plan is written first, the manifest last.
+PLAN, MANIFEST = "_plan.json", "_manifest.json"
+
+#: Rejected rows with reasons; also its name while it is staged.
+LEFT_OUT = "_left_out.parquet"
+
+#: Staged table with a batch of rows for each shard to write.
+SHARD_ROWS = f"{STAGING}/shard_rows"
+
 #: Format version of plans and manifests.
-FORMAT = 1
+FORMAT = 2
+
+#: Record of a written shard, as JSON types: names, sizes and digests of its files.
+ShardRecord = dict[str, Any]
 
 logger = logging.getLogger("dask_image_ingest")
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Options that determine the written bytes.
+
+    ``has_samples``: rows refer to samples of shards or to image files; else all members are from
+    columns.
+    """
+
+    template: str
+    samples_per_shard: int | None
+    bytes_per_shard: int | None
+    shuffle: int | None
+    members: Members
+    has_samples: bool
+    sidecar: bool
+    index: bool
+    errors: Literal["null", "raise", "drop"]
+    row_errors: Literal["raise", "drop"]
+
+    def refuses(self, reason: str) -> bool:
+        """True if the export raises for a row that is rejected for this reason."""
+        is_image = reason.startswith("bad-image") and self.errors != "null"
+        return (self.errors if is_image else self.row_errors) == "raise"
+
+    def as_json(self) -> dict[str, Any]:
+        """The options as JSON types, for the plan and to compare runs."""
+        return asdict(self) | {"members": self.members.as_json()}
+
+
+@dataclass(frozen=True)
+class ExportContext:
+    """Settings of an export that its tasks share.
+
+    Attributes
+    ----------
+    output, options
+        Where and what to write.
+    url
+        The folder of the finished export, which is not that of ``output`` if it is to replace
+        another one.
+    source_options
+        Storage options of the source shards.
+    run
+        Id of this run, for `refuse_other_run`.
+    """
+
+    output: OutputStore
+    options: Options
+    url: str
+    source_options: dict[str, Any] | None
+    run: str = ""
+
+
+def staged_name(prefix: str) -> str:
+    """A new name in the staging folder."""
+    return f"{STAGING}/{prefix}-{uuid.uuid4().hex}"
+
+
+def done_name(number: int) -> str:
+    """Name of the record of a written shard, for a run that resumes."""
+    return f"{STAGING}/done-{number}.json"
+
+
+def file_names(template: str, sidecar: bool, index: bool, number: int) -> list[str]:
+    """The names of a shard's files in the order they are written: the shard last."""
+    shard = template.format(shard=number)
+    stem = shard.removesuffix(".tar")
+    beside = {f"{stem}.parquet": sidecar, f"{stem}.idx": index}
+    return [*(name for name, is_written in beside.items() if is_written), shard]
+
+
+def has_recorded_sizes(record: ShardRecord, size_of: Callable[[str], int | None]) -> bool:
+    """True if a shard and the files beside it have the recorded sizes."""
+    return all(size_of(file["name"]) == file["bytes"] for file in (record, *record["beside"]))
 
 
 @dataclass(frozen=True)
@@ -46,7 +132,7 @@ class PreviousExport:
             "stopped, overwrite=True removes it first; or choose another folder"
         )
 
-    def refuse_loss(self, new: ShardPlan, left_out: dict[str, Any]) -> None:
+    def refuse_loss(self, samples: int, left_out: Mapping[str, Any]) -> None:
         """Refuse to be replaced by an empty export, or by one that lacks unreadable shards."""
         if self.plan is None:
             return
@@ -58,7 +144,7 @@ class PreviousExport:
                 f"be read now: {unreadable['detail']}. Nothing was removed. Run it again when they "
                 "can be read, or filter these rows out; or choose another folder"
             )
-        if self.plan["samples"] and not len(new.rows):
+        if self.plan["samples"] and not samples:
             raise ExportError(
                 f"{has}, and the frame has no row to take its place. Nothing was removed. If that "
                 "is meant, remove the folder yourself; or choose another one"
@@ -71,59 +157,48 @@ class PreviousExport:
         shards = sum(name in existing for name in self.files if name.endswith(".tar"))
         return f"an unfinished export, {shards:,} of {plan['shards']:,} shards"
 
-    def is_finished(self) -> bool:
-        """True if all files of its manifest exist, with the recorded sizes."""
-        if self.manifest is None:
-            return False
-        existing = self.output.sizes()
-        has_left_out = bool(self.manifest["left_out"]) == (LEFT_OUT in existing)
-        return has_left_out and all(
-            has_recorded_sizes(record, existing.get) for record in self.manifest["shards"]
-        )
-
-    def keep_finished_shards(self) -> None:
-        """Replace the manifest by records of the complete shards, so that others are rewritten."""
-        if self.manifest is not None:
-            existing = self.output.sizes()
-            for number, record in enumerate(self.manifest["shards"]):
-                if has_recorded_sizes(record, existing.get):
-                    self.output.put(done_name(number), json.dumps(record).encode())
-            self.output.remove([MANIFEST])
-
-    def differences(self, options: Options) -> list[str]:
-        """Differences of its plan's options from these, in words."""
-        before = (self.plan or {}).get("options", {})
-        return [
+    def differences(self, frame: str, options: Options) -> list[str]:
+        """Differences of its frame and options from these, in words."""
+        plan = self.plan or {"options": {}, "frame": None}
+        before = plan["options"]
+        found = [
             f"{name} was {before.get(name)!r} and is {value!r} now"
             for name, value in options.as_json().items()
             if before.get(name) != value
         ]
+        if plan["frame"] != frame:
+            found.append(
+                "the frame is another one, since its query, its source shards or the code of its "
+                "functions have changed"
+            )
+        return found
 
     def refuse_other(self, frame: str, options: Options, unstable: Sequence[str]) -> None:
         """Refuse to resume the export of another frame, or with other options.
 
         ``unstable``: why the fingerprint of the same frame may differ, in words.
         """
-        if self.plan is None:
-            return
-        differences = self.differences(options)
-        if self.plan["frame"] != frame:
-            another = "the frame is another one, since its query, its source shards or the code of "
-            differences.append("; ".join([f"{another}its functions have changed", *unstable]))
+        differences = self.differences(frame, options) if self.plan is not None else []
         if differences:
             raise ExportError(
-                f"{self.output.url} has another export: {'; '.join(differences)}. overwrite=True "
-                "removes it; or choose another folder"
+                f"{self.output.url} has another export: {'; '.join([*differences, *unstable])}. "
+                "overwrite=True replaces it, and goes on with an overwrite=True that was killed; "
+                "or choose another folder"
             )
 
-    def refuse_other_plan(self, description: dict[str, Any]) -> None:
-        """Refuse to resume if the same frame gives other samples than before."""
-        if self.plan is not None and self.plan["plan"] != description["plan"]:
+    def refuse_missing_files(self) -> None:
+        """Refuse to resume where files are gone that the finished or interrupted run needs."""
+        if self.manifest is not None:
+            existing = self.output.sizes()
+            whole = bool(self.manifest["left_out"]) == (LEFT_OUT in existing) and all(
+                has_recorded_sizes(record, existing.get) for record in self.manifest["shards"]
+            )
+        else:
+            whole = self.plan is None or self.output.size(SHARD_ROWS) is not None
+        if not whole:
             raise ExportError(
-                f"{self.output.url} was planned with {self.plan['samples']:,} samples, and the "
-                f"same frame gives other ones now, {description['samples']:,}: its shards have "
-                "changed, or a function does not give the same each time. overwrite=True removes "
-                "what is there; or choose another folder"
+                f"{self.output.url} has an export of which files are missing. overwrite=True "
+                "writes it anew; or choose another folder"
             )
 
     def files_to_remove(self) -> list[str]:
@@ -139,6 +214,18 @@ class PreviousExport:
             )
         return files
 
+    def refuse_foreign(self, names: Iterable[str]) -> None:
+        """Refuse to overwrite files that no export created."""
+        existing = self.output.sizes()
+        ours = set(self.files)
+        foreign = [name for name in names if name in existing and name not in ours]
+        if foreign:
+            raise ExportError(
+                f"{self.output.url} has {len(foreign):,} files which no export wrote and which "
+                f"this one would replace, first {foreign[0]}. Move them away, or choose another "
+                "folder"
+            )
+
 
 def find_previous(output: OutputStore) -> PreviousExport:
     """Read the plan and manifest of an earlier export.
@@ -148,25 +235,24 @@ def find_previous(output: OutputStore) -> PreviousExport:
     ExportError
         If they are not of this package, or of another format version.
     """
-    plan, manifest = (
-        None if content is None else _parsed(content, output.locate(name))
-        for name, content in ((name, output.read(name)) for name in (PLAN, MANIFEST))
+    return PreviousExport(output, _description(output, PLAN), _description(output, MANIFEST))
+
+
+def _description(output: OutputStore, name: str) -> dict[str, Any] | None:
+    content = output.read(name)
+    if content is None:
+        return None
+    try:
+        found = json.loads(content)
+        # Files are removed by these names: none may lie in another folder.
+        if found["format"] == FORMAT and "/" not in found.get("options", {}).get("template", ""):
+            return dict(found)
+    except (ValueError, KeyError, TypeError, AttributeError):
+        pass
+    raise ExportError(
+        f"{output.locate(name)} is not what this release writes there: choose another folder, or "
+        "move it away"
     )
-    return PreviousExport(output, plan, manifest)
-
-
-def describe_plan(plan: ShardPlan, options: Options, frame: str) -> dict[str, Any]:
-    """Content of ``_plan.json``; ``plan`` is a digest of everything but the frame's token."""
-    description = {
-        "format": FORMAT,
-        "options": options.as_json(),
-        "samples": len(plan.rows),
-        "shards": plan.shards,
-        "samples_sha256": plan.samples_digest,
-        "sources_sha256": plan.sources_digest,
-    }
-    text = json.dumps(description, sort_keys=True)
-    return {**description, "plan": hashlib.sha256(text.encode()).hexdigest(), "frame": frame}
 
 
 def shard_files(plan: Mapping[str, Any]) -> list[str]:
@@ -179,45 +265,11 @@ def shard_files(plan: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def refuse_foreign(names: Iterable[str], previous: PreviousExport) -> None:
-    """Refuse to overwrite files that no export created."""
-    output = previous.output
-    existing = output.sizes()
-    ours = set(previous.files)
-    foreign = [name for name in names if name in existing and name not in ours]
-    if foreign:
-        raise ExportError(
-            f"{output.url} has {len(foreign):,} files which no export wrote and which this one "
-            f"would replace, first {foreign[0]}. Move them away, or choose another folder"
-        )
-
-
-def _parsed(content: bytes, where: str) -> dict[str, Any]:
-    try:
-        found = json.loads(content)
-        # Files are removed by these names: none may lie in another folder.
-        if found["format"] == FORMAT and "/" not in found.get("options", {}).get("template", ""):
-            return dict(found)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        pass
-    raise ExportError(
-        f"{where} is not what this release writes there: choose another folder, or move it away"
-    )
-
-
 def result_frame(output: OutputStore, manifest: Mapping[str, Any]) -> pd.DataFrame:
     """The result of `to_webdataset`: a row for each shard, other facts in ``attrs``."""
-    shards = manifest["shards"]
-    frame = pd.DataFrame(
-        {
-            "shard": [record["name"] for record in shards],
-            "url": [output.locate(record["name"]) for record in shards],
-            **{
-                name: [record[name] for record in shards]
-                for name in ("samples", "members", "bytes", "sha256")
-            },
-        }
-    )
+    columns = ["name", "url", "samples", "members", "bytes", "sha256"]
+    records = [{**record, "url": output.locate(record["name"])} for record in manifest["shards"]]
+    frame = pd.DataFrame(records, columns=columns).rename(columns={"name": "shard"})
     facts = ("left_out", "damaged", "interleaved", "sources")
     frame.attrs = {
         "folder": without_secrets(output.url),

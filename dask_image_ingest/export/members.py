@@ -130,6 +130,14 @@ class Members:
     left_out: frozenset[str] = frozenset()
     from_columns: tuple[ColumnMember, ...] = ()
 
+    def as_json(self) -> dict[str, Any]:
+        """These as JSON types."""
+        return {
+            "copied": "all" if self.copied is None else sorted(self.copied),
+            "left_out": sorted(self.left_out),
+            "made": {member.extension: member.as_json() for member in self.from_columns},
+        }
+
     def keeps(self, extension: str) -> bool:
         """True if a sample's own member of this extension is copied."""
         if self.copied is not None:

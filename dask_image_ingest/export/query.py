@@ -70,20 +70,6 @@ def reads_samples(frame: Any) -> bool:
     return lazy and bool([*frame.expr.find_operations((ScanShards, KeepsResults))])
 
 
-def assigns_keys(frame: Any) -> bool:
-    """True if a lazy frame assigns or renames its key column."""
-    if not isinstance(frame, FrameBase):
-        return False
-    return any(map(_assigns_keys, frame.expr.find_operations((dx.Assign, dx.RenameFrame))))
-
-
-def _assigns_keys(step: Any) -> bool:
-    if isinstance(step, dx.Assign):
-        return "__key__" in step.keys
-    renamed = zip(step.frame.columns, step.columns, strict=True)
-    return any(new == "__key__" != old for old, new in renamed)
-
-
 def encoded_columns(frame: Any) -> set[Any]:
     """The columns of encoded images that a lazy frame has decoded."""
     if not isinstance(frame, FrameBase):
@@ -258,7 +244,8 @@ def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
         )
         yield "options", _portable(options)
         yield "columns", (spec.columns, spec.filters, spec.limit)
-        yield "members", [(c.column, c.extension, str(c.type), c.path) for c in schema.components]
+        members = schema.member_columns
+        yield "members", [(m.column, m.extension, str(m.type), m.path) for m in members]
         yield "sidecar", [(c.column, c.name, str(c.type)) for c in schema.sidecar]
     elif isinstance(expr, KeepsResults):
         yield "columns", expr.columns

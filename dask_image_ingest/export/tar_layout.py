@@ -51,14 +51,6 @@ def headers(names: Sequence[str], sizes: np.ndarray, samples: np.ndarray) -> lis
     ]
 
 
-def header_sizes(names: Sequence[str], sizes: np.ndarray) -> np.ndarray:
-    """Sizes of the headers that :func:`headers` makes, in bytes."""
-    nbytes = np.full(len(names), BLOCKSIZE, np.int64)
-    for number in np.flatnonzero(~_fits_plain_header(names, sizes)).tolist():
-        nbytes[number] = len(_extended_header(names[number], int(sizes[number]), 0))
-    return nbytes
-
-
 _Sizes = TypeVar("_Sizes", int, np.ndarray)
 
 
@@ -108,33 +100,12 @@ def _extended_header(name: str, size: int, sample: int) -> bytes:
     if name.isascii():
         with suppress(ValueError):  # too long even when split at a slash, or too large
             return info.tobuf(tarfile.USTAR_FORMAT)
-    records = _pax_record(b"path", name.encode())
-    if size > _LARGEST:
-        records += _pax_record(b"size", str(size).encode())
-    extended = tarfile.TarInfo("././@PaxHeader")
-    extended.type, extended.size = tarfile.XHDTYPE, len(records)
     # A short name for readers without PAX support, such as DALI's, so that they still group the
     # member correctly: unique to the sample, with the right extension.
     extension = name[name.find(".", name.rfind("/") + 1) + 1 :].encode()[:60]
     info.name = f"PaxHeaders/{sample:08d}.{extension.decode(errors='ignore')}"
-    info.size = size if size <= _LARGEST else 0
-    return b"".join(
-        (
-            extended.tobuf(tarfile.USTAR_FORMAT),
-            records,
-            bytes(padding(len(records))),
-            info.tobuf(tarfile.USTAR_FORMAT, "utf-8"),
-        )
-    )
-
-
-def _pax_record(keyword: bytes, value: bytes) -> bytes:
-    """A PAX record: it begins with its own length, including that of the digits."""
-    body = b" %b=%b\n" % (keyword, value)
-    length = len(body)
-    while length != len(body) + len(str(length)):
-        length = len(body) + len(str(length))
-    return str(length).encode() + body
+    info.pax_headers = {"path": name}
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8")
 
 
 @dataclass(frozen=True)
@@ -157,8 +128,8 @@ class Layout:
         Offset of the member's bytes in the new shard.
     images
         For each sample, the number of the member that is its image; -1 for none.
-    size
-        Size of the shard in bytes.
+    end, size
+        End of the last member, and size of the shard, in bytes.
     """
 
     names: Sequence[str]
@@ -171,6 +142,7 @@ class Layout:
     positions: np.ndarray
     places: np.ndarray
     images: np.ndarray
+    end: int
     size: int
 
 
@@ -188,6 +160,7 @@ def lay_out(batch: pa.RecordBatch) -> Layout:
     lengths = np.array([len(header) for header in member_headers], np.int64)
     ends = np.cumsum(lengths + sizes + padding(sizes))
     positions = np.concatenate([np.zeros(1, np.int64), ends[:-1]])[: len(names)]
+    end = int(ends[-1]) if len(ends) else 0
     images = batch.column("image").fill_null(-1).to_numpy()
     return Layout(
         names=names,
@@ -200,7 +173,8 @@ def lay_out(batch: pa.RecordBatch) -> Layout:
         positions=positions,
         places=positions + lengths,
         images=np.where(images < 0, -1, images + starts[:-1]),
-        size=tar_size(int(ends[-1]) if len(ends) else 0),
+        end=end,
+        size=tar_size(end),
     )
 
 
@@ -218,15 +192,15 @@ class TarWriter:
     """Writer of a new tar with a given layout, whose members may arrive in any order.
 
     Consecutive members are joined, hashed and written together; bytes that arrive out of order are
-    read again and hashed in the end. Empty members are written with the one that follows.
+    read again and hashed in the end.
     """
 
     def __init__(self, file: int, layout: Layout) -> None:
         self._file = file
         self._layout = layout
         self._sizes = layout.sizes.tolist()
+        self._positions = layout.positions.tolist()
         self._padding = padding(layout.sizes).tolist()
-        self._headers, self._positions = _merge_empty(layout)
         #: Chunks that are not written yet, which belong at `_begin` to `_end` of the file.
         self._pending: list[Chunk] = []
         self._begin = self._end = 0
@@ -237,44 +211,42 @@ class TarWriter:
         self._sent = 0
         self._written = 0
 
-    def write(self, member: int, content: Chunk) -> None:
+    def write(self, member: int, *pieces: Chunk) -> None:
         """Write one member, now or together with those that follow."""
-        size = self._sizes[member]
-        if len(content) != size:
-            raise self._wrong_size(member, len(content))
-        header = self._headers[member]
-        position = self._positions[member]
-        if position != self._end or position - self._begin >= AT_ONCE:
-            self._flush(position)
-        self._pending += (header, content, _ZEROS[: self._padding[member]])
-        self._end += len(header) + size + self._padding[member]
+        self.write_large(member, pieces)
 
     def write_large(self, member: int, pieces: Iterable[Chunk]) -> None:
-        """Write one member in pieces."""
-        size = self._sizes[member]
-        self._flush(self._positions[member])
-        self._pending.append(self._headers[member])
-        received = 0
+        """Write one member, of which few pieces are in memory."""
+        position = self._positions[member]
+        if position != self._end:
+            self._flush(position)
+        self._append(self._layout.headers[member])
+        size = 0
         for piece in pieces:
-            self._end += len(self._pending[0])
+            self._append(piece)
+            size += len(piece)
+        if size != self._sizes[member]:
+            raise ShardError(
+                f"{self._layout.names[member]} has {size} bytes where {self._sizes[member]} were "
+                "planned"
+            )
+        self._append(_ZEROS[: self._padding[member]])
+
+    def _append(self, chunk: Chunk) -> None:
+        self._pending.append(chunk)
+        self._end += len(chunk)
+        if self._end - self._begin >= AT_ONCE:
             self._flush(self._end)
-            self._pending.append(piece)
-            received += len(piece)
-        if received != size:
-            raise self._wrong_size(member, received)
-        self._pending.append(_ZEROS[: self._padding[member]])
-        self._end += sum(map(len, self._pending))
 
     def finish(self) -> str:
         """Write the end of the archive; the SHA-256 of the whole as hexadecimal digits."""
-        position = self._positions[-1]
-        if position != self._end:
-            self._flush(position)
-        end = self._headers[-1]
-        self._pending += (end, bytes(self._layout.size - position - len(end)))
-        self._flush(self._layout.size)
-        if self._written != self._layout.size:
-            raise AssertionError(f"{self._written} bytes of {self._layout.size} were written")
+        layout = self._layout
+        if self._end != layout.end:
+            self._flush(layout.end)
+        self._append(bytes(layout.size - layout.end))
+        self._flush(layout.size)
+        if self._written != layout.size:
+            raise AssertionError(f"{self._written} bytes of {layout.size} were written")
         buffer = memoryview(bytearray(AT_ONCE if self._hashed < self._written else 0))
         while size := os.preadv(self._file, [buffer], self._hashed):
             self._digest.update(buffer[:size])
@@ -300,28 +272,3 @@ class TarWriter:
             self._sent = self._hashed
         self._pending = []
         self._begin = self._end = next_position
-
-    def _wrong_size(self, member: int, size: int) -> ShardError:
-        return ShardError(
-            f"{self._layout.names[member]} has {size} bytes where {self._sizes[member]} were "
-            "planned"
-        )
-
-
-def _merge_empty(layout: Layout) -> tuple[list[Chunk], list[int]]:
-    """Headers of members, and their positions in the file; a last entry for the archive's end.
-
-    The headers of empty members are merged into that of the next entry.
-    """
-    end = layout.places[-1:] + layout.sizes[-1:] + padding(layout.sizes[-1:])
-    headers: list[Chunk] = [*layout.headers, b""]
-    positions: list[int] = [*layout.positions.tolist(), *(end.tolist() or [0])]
-    first = None
-    for member in np.flatnonzero(layout.sizes == 0).tolist():
-        if first is None:
-            first = member
-        if member + 1 == len(layout.sizes) or layout.sizes[member + 1]:
-            headers[member + 1] = b"".join(headers[first : member + 2])
-            positions[member + 1] = positions[first]
-            first = None
-    return headers, positions

@@ -20,11 +20,11 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.export_options import ExportContext, Options
+from dask_image_ingest.export.manifest import ExportContext, Options
 from dask_image_ingest.export.members import Members, add_stored, parse_members
-from dask_image_ingest.export.plan.staging import sidecar_columns
 from dask_image_ingest.export.query import as_query, reads_samples, source_options_of
 from dask_image_ingest.export.run import export
+from dask_image_ingest.export.staging import sidecar_columns
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
 from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.storage.output import EXPORT_ADVICE, OutputStore, open_output

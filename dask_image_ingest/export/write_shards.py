@@ -12,20 +12,26 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.computing import WRITTEN, count
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export.export_options import ExportContext, file_names
+from dask_image_ingest.export.manifest import (
+    SHARD_ROWS,
+    ExportContext,
+    ShardRecord,
+    done_name,
+    file_names,
+    has_recorded_sizes,
+)
 from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.export.staged_tables import read_batch, take_rows
 from dask_image_ingest.export.tar_layout import AT_ONCE, Chunk, Layout, TarWriter, lay_out
 from dask_image_ingest.index import parquet_bytes, wds2idx_text
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
-from dask_image_ingest.storage.output import STAGING, refuse_other_run
+from dask_image_ingest.storage.output import refuse_other_run
 from dask_image_ingest.url_secrets import url_identity
 
 # Members at most so many bytes apart are read together, which costs less than another call.
@@ -74,7 +80,7 @@ def copy_members(
     for (name,), members in _group_members(batch, ("expanded",), layout, EXPANDED):
         with context.output.open(name) as expanded:
             _copy(members, layout, lambda at, size: expanded.read_at(size, at), tar)
-    from_columns = np.flatnonzero((layout.where == COLUMN) & (layout.sizes > 0)).tolist()
+    from_columns = np.flatnonzero(layout.where == COLUMN).tolist()
     for extension in sorted({layout.extensions[member] for member in from_columns}):
         if columns is None:
             raise AssertionError("there are members from columns, and no column was staged")
@@ -121,8 +127,8 @@ def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
 def _group_members(
     batch: pa.RecordBatch, columns: tuple[str, ...], layout: Layout, where: int
 ) -> Iterator[tuple[tuple[str, ...], np.ndarray]]:
-    """Group the nonempty members of this ``where`` by columns of their samples; numbers of each."""
-    members = np.flatnonzero((layout.where == where) & (layout.sizes > 0))
+    """Group the members of this ``where`` by columns of their samples; numbers of each."""
+    members = np.flatnonzero(layout.where == where)
     values = list(zip(*(batch.column(name).to_pylist() for name in columns), strict=True))
     groups: dict[tuple[str, ...], list[int]] = {}
     for member, row in zip(members.tolist(), layout.sample[members].tolist(), strict=True):
@@ -139,15 +145,6 @@ def _open_source(url: str, version: str, context: ExportContext) -> Iterator[Byt
                 f"{url} has changed since its samples were read. Read it again, and export that"
             )
         yield content
-
-
-#: Record of a written shard, as JSON types: names, sizes and digests of its files.
-ShardRecord = dict[str, Any]
-
-
-def done_name(number: int) -> str:
-    """Name of the record of a written shard, for a run that resumes."""
-    return f"{STAGING}/done-{number}.json"
 
 
 def write_shard(number: int, context: ExportContext) -> ShardRecord:
@@ -169,7 +166,7 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
     output, options = context.output, context.options
     *beside, name = file_names(options.template, options.sidecar, options.index, number)
     try:
-        batch = read_batch(output, context.shard_rows, number)
+        batch = read_batch(output, SHARD_ROWS, number)
         columns = take_rows(output, batch)
     except OSError:
         refuse_other_run(output, context.run)  # it has removed the staged files of this run
@@ -208,11 +205,6 @@ def _finished(number: int, context: ExportContext) -> ShardRecord | None:
         record: ShardRecord = json.loads(content)
         return record if has_recorded_sizes(record, context.output.size) else None
     return None
-
-
-def has_recorded_sizes(record: ShardRecord, size_of: Callable[[str], int | None]) -> bool:
-    """True if a shard and the files beside it have the recorded sizes."""
-    return all(size_of(file["name"]) == file["bytes"] for file in (record, *record["beside"]))
 
 
 def _contents(

@@ -98,7 +98,6 @@ def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
             if offset in in_samples
         ],
         skipped=dict(index.skipped),
-        links=[[row, *link] for row, links in index.links.items() for link in links.items()],
     )
 
 

@@ -31,7 +31,7 @@ KEY = "__key__"
 _METADATA = b"image-ingest.index"
 
 # Version of the format; an index of another version is not used.
-_FORMAT = 3
+_FORMAT = 4
 
 _DIGEST_BYTES = 16
 
@@ -70,8 +70,6 @@ class ShardFacts:
         Offset, expanded size and pieces of each sparse member.
     skipped
         As in `ShardIndex`: code → number, and name of the first.
-    links
-        Row, extension and description of each link in place of a sample's member.
     group, row
         Where the shard's rows begin in the file: the row group, and the row within it.
     """
@@ -90,7 +88,6 @@ class ShardFacts:
     duplicates: list[list[Any]] = field(default_factory=list)
     sparse: list[list[Any]] = field(default_factory=list)
     skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
-    links: list[list[Any]] = field(default_factory=list)
     group: int = 0
     row: int = 0
 
@@ -295,7 +292,6 @@ class StoredIndex(ShardIndex):
             members=facts.members,
             pax=facts.pax,
             skipped={code: Skipped(*members) for code, members in facts.skipped.items()},
-            links=_links(facts.links),
         )
         self.nbytes = nbytes
         self.facts = facts
@@ -345,14 +341,6 @@ class StoredIndex(ShardIndex):
         if name not in self._loaded:
             self._loaded[name] = self._read(name)
         return self._loaded[name]
-
-
-def _links(entries: list[list[Any]]) -> dict[int, dict[str, str]]:
-    """`ShardFacts.links` as the links of each row."""
-    links: dict[int, dict[str, str]] = {}
-    for row, extension, description in entries:
-        links.setdefault(row, {})[extension] = description
-    return links
 
 
 def _places_without_columns(entries: list[list[Any]]) -> dict[str, Places]:

@@ -13,13 +13,15 @@ import cloudpickle
 from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.order import (
+from dask_image_ingest.loader.position import (
+    Loop,
+    Loops,
     Position,
     Share,
     parse_shard,
     parse_start,
     torch_rank,
-    torch_worker,
+    worker_of_loader,
 )
 
 try:
@@ -31,7 +33,6 @@ except ImportError as error:
         "this machine"
     ) from error
 
-from dask_image_ingest.loader.loops import Loop, Loops
 from dask_image_ingest.loader.source import Facts
 from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
@@ -212,12 +213,7 @@ class TorchDataset(IterableDataset):
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
 
     def refuse_division(self) -> None:
-        """Refuse that accelerate divides the batches among the ranks, of which each has its part.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Refuse that accelerate divides batches among ranks, of which each has its part."""
         if self.world > 1:
             raise ArgumentError(
                 "accelerate would divide the batches among the ranks, and each has its part "
@@ -231,7 +227,7 @@ class TorchDataset(IterableDataset):
             process, rank = self._unpickled
             if process == os.getpid():
                 return rank
-        return torch_rank()
+        return torch_rank() or (0, 1)
 
     def _start_in(self, epoch: int, start: int | Position) -> int | Position:
         """Start in an epoch: ``start``, or its beginning if another one ends there."""
@@ -247,7 +243,7 @@ class TorchDataset(IterableDataset):
 
     def _iterate(self, loop: Loop, is_resumed: bool = False) -> Batches:
         """The batches of a loop; ``is_resumed`` if it starts with a step of this very worker."""
-        worker, workers = torch_worker()
+        worker, workers = worker_of_loader() or (0, 1)
         share = (self._share or Share(*self._rank()))._replace(
             worker=0 if is_resumed else worker, workers=workers
         )
@@ -283,12 +279,7 @@ class BatchLoader(DataLoader):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """False; accelerate asks before it takes the loader for one that it has to divide.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """False; accelerate asks before it takes the loader for one that it has to divide."""
         self.dataset.refuse_division()
         return False
 

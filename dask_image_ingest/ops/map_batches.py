@@ -100,7 +100,7 @@ class BatchFunction:
     noun: str = "images"  # what a batch has
     writes: bool = True  # to its arguments, perhaps
     token: str = field(init=False)
-    code: Mapping[str, str] = field(init=False, repr=False)
+    code: str = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         token, code = token_and_code(self.function)
@@ -131,7 +131,7 @@ class BatchFunction:
             If this process has another version of the function's module, or the class can't be
             instantiated.
         """
-        refuse_other_code(f"{self.called_by}()", self.code)
+        refuse_other_code(f"{self.called_by}()", self.function, self.code)
         try:
             instance = self.function
             if isinstance(unwrapped(self.function), type):

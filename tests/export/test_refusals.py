@@ -27,39 +27,24 @@ def export(frame, tmp_path, name="{shard:03d}.tar", **options):
     return dii.to_webdataset(frame, tmp_path / "out" / name, **options)
 
 
-HOSTILE = {
-    "../b": "leads out of its folder",
-    "x/../b": "leads out of its folder",
-    "/etc/passwd": "begins with a slash",
-    "x\\b": "backslash",
-    "x\0b": "control characters",
-    "x\nb": "control characters",
-    "b.c": "first dot",
-    ".b": "first dot",
-    "x//b": "empty part",
-    "b/": "empty part",
-    "": "empty part",
-    "__b__": "__like_this__",
-    "__meta__/b": "__like_this__",
-    "x/__meta__/b": "__like_this__",
-}
+HOSTILE = [
+    *("../b", "x/../b", "/etc/passwd", "x\\b", "x\0b", "x\nb", "b.c", ".b", "x//b", "b/", ""),
+    *("__b__", "__meta__/b", "x/__meta__/b"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("key", HOSTILE, ids=repr)
-def test_hostile_keys_are_refused_with_their_row(key, rows, tmp_path):
-    rows.loc[rows["__key__"] == "b", "__key__"] = key
+def test_hostile_keys_are_refused_with_their_row(rows, tmp_path):
     offset = rows["offset"].iloc[1]
-    with pytest.raises(ArgumentError, match=HOSTILE[key]) as error:
-        export(rows, tmp_path)
+    with pytest.raises(ArgumentError, match=r"1 of 4 rows .*bad-key: readers would") as error:
+        export(rows.assign(__key__=["a", "b.c", "c", "d"]), tmp_path)
     assert f"in.tar, byte {offset}: bad-key" in str(error.value)
-    assert "1 of 4 rows" in str(error.value)
     assert not (tmp_path / "out").exists()
-    told = export(rows, tmp_path, row_errors="drop")
-    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", "c", "d"]
-    assert told.attrs["left_out"]["bad-key"]["count"] == 1
+    many = pd.concat([rows] * len(HOSTILE), ignore_index=True).assign(__key__=HOSTILE * 4)
+    told = export(pd.concat([many, rows]), tmp_path, row_errors="drop")
+    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", "b", "c", "d"]
+    assert told.attrs["left_out"]["bad-key"]["count"] == 4 * len(HOSTILE)
     left_out = pd.read_parquet(tmp_path / "out" / "_left_out.parquet")
-    assert left_out[["__key__", "offset"]].to_numpy().tolist() == [[key, offset]]
+    assert left_out["__key__"].tolist() == HOSTILE * 4
 
 
 @pytest.mark.parametrize(
@@ -258,7 +243,7 @@ def test_extensions_that_an_index_cannot_hold(tmp_path):
 )
 def test_a_column_that_no_parquet_file_can_have_is_named(values, rows, tmp_path):
     rows["odd"] = values
-    with pytest.raises(ArgumentError, match=r"the column 'odd' .*leave out the column"):
+    with pytest.raises(ArgumentError, match=r"(?s)a column holds .*odd.*leave out the column"):
         export(rows, tmp_path)
     assert not (tmp_path / "out" / "_plan.json").exists()
     assert len(export(rows, tmp_path, sidecar=None)) == 1

@@ -19,7 +19,7 @@ import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import handed_over_index, samples
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export import run
-from dask_image_ingest.export.plan import locate
+from dask_image_ingest.export import locate
 
 
 @pytest.fixture

@@ -26,7 +26,6 @@ from dask_image_ingest.dataset.plan.lineage import (
     value_sources,
 )
 from dask_image_ingest.dataset.plan.scan_node import (
-    SHAPE_IN_NAME,
     Scan,
     ScanFiles,
     ScanShards,
@@ -34,7 +33,6 @@ from dask_image_ingest.dataset.plan.scan_node import (
 )
 
 __all__ = [
-    "SHAPE_IN_NAME",
     "AppendsColumns",
     "Change",
     "ImageNode",

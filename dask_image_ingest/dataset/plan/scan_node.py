@@ -58,9 +58,6 @@ class HeadOfRead(dx.Head):
 #: Task names of a scan and of a scan with decode. After ``persist`` only names are left to tell.
 READS: Final = ("readMetadata", "readDecode")
 
-#: Task names of a scan with decoded images of one shape.
-SHAPE_IN_NAME: Final = rf"{READS[1]}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
-
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
@@ -98,10 +95,8 @@ class Dataset:
         return tuple(map(known_rows, self.partitions))
 
     @functools.cached_property
-    def divisions(self) -> tuple[int | None, ...]:
-        """Known for image files; labels begin anew in each shard."""
-        if self.are_numbered:
-            return (*(files[0].part for files in self.partitions), self.partitions[-1][-1].part)
+    def divisions(self) -> tuple[None, ...]:
+        """Unknown: labels ascend in each shard only."""
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
@@ -171,7 +166,7 @@ class Scan(TakesFilters, Read):
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.scanned, *columns_of(filters)}
-        # A user who named components or columns needs no warning about others.
+        # A user who named members or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
         return ScanSpec(
@@ -179,7 +174,7 @@ class Scan(TakesFilters, Read):
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
-            components=dataset.schema.select(used),
+            member_columns=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,

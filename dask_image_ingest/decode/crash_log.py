@@ -14,7 +14,6 @@ import hashlib
 import os
 import stat
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -73,13 +72,15 @@ def remember(data: bytes, death: str) -> None:
     else:
         keys = [_METADATA, _decoders(), name]
         _call_scheduler(worker, worker.scheduler.set_metadata, keys=keys, value=death)
-        _scheduler_log.expire()
+        _read_scheduler.cache_clear()
 
 
 def crashers() -> Crashers:
     """Images that are known to kill their decoder."""
     worker = _worker()
-    return Crashers(_read_folder() if worker is None else _scheduler_log.read(worker))
+    if worker is None:
+        return Crashers(_read_folder())
+    return Crashers(_read_scheduler(worker, time.monotonic() // _REFRESH_SECONDS))
 
 
 class Crashers:
@@ -123,32 +124,11 @@ def folder() -> str:
     return os.devnull  # no file can be opened in it
 
 
-class _SchedulerLog:
-    """A worker's copy of its scheduler's log, refreshed every few seconds."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._worker: Worker | None = None
-        self._deaths: Mapping[str, str] = {}
-        self._fetched_at = 0.0
-
-    def read(self, worker: Worker) -> Mapping[str, str]:
-        """Images that kill their decoder, and how."""
-        with self._lock:
-            stale = time.monotonic() > self._fetched_at + _REFRESH_SECONDS
-            if worker is not self._worker or stale:
-                self._worker, self._fetched_at = worker, time.monotonic()
-                keys = [_METADATA, _decoders()]
-                get_metadata = worker.scheduler.get_metadata
-                self._deaths = _call_scheduler(worker, get_metadata, keys=keys, default={}) or {}
-            return self._deaths
-
-    def expire(self) -> None:
-        """Fetch anew on the next `read`."""
-        self._fetched_at = 0.0
-
-
-_scheduler_log = _SchedulerLog()
+@functools.lru_cache(maxsize=1)
+def _read_scheduler(worker: Worker, interval: float) -> Mapping[str, str]:
+    """The log that a worker's scheduler keeps, fetched once in each ``interval``."""
+    keys = [_METADATA, _decoders()]
+    return _call_scheduler(worker, worker.scheduler.get_metadata, keys=keys, default={}) or {}
 
 
 def _worker() -> Worker | None:

@@ -8,12 +8,11 @@ sparse members) are expanded to a staged file, so that writing a shard only copi
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import accumulate, chain, pairwise
-from typing import Any
+from itertools import accumulate, chain
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
@@ -21,26 +20,21 @@ import pyarrow as pa
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dataset.scan import handed_over_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.json_fields import with_fields
+from dask_image_ingest.export.manifest import ExportContext, staged_name
 from dask_image_ingest.export.member_selection import (
     EXPANDED,
     MERGED,
+    SELECTED,
     SOURCE,
     Row,
     as_table,
+    select,
     select_from_columns,
     select_members,
-    select_vectorized,
 )
-from dask_image_ingest.export.staged_tables import (
-    from_bytes,
-    read_batch,
-    take_rows,
-    to_bytes,
-    write_batches,
-)
-from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, open_shard
+from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
+from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, local_path, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
 # In place of a version, for rows that belong to no shard.
@@ -53,16 +47,14 @@ _FILES_PER_TASK = 64
 _NO_EXTENSION = "img"
 
 
-@dataclass
-class Located:
-    """Located members of a source shard.
+@dataclass(frozen=True)
+class SourceShard:
+    """A source of samples: a shard, or an image file.
 
     Attributes
     ----------
     url, version
-        URL and state of the shard; an empty version if it can't be read.
-    rows
-        Table of `Row` fields, in the order of the rows to locate.
+        URL and state; an empty version if it can't be read.
     renamed
         Whether any row's key is not the shard's.
     expanded
@@ -75,32 +67,19 @@ class Located:
 
     url: str
     version: str
-    rows: pa.Table
     renamed: bool = False
     expanded: str | None = None
     damage: str | None = None
     interleaved: int = 0
 
-    def to_bytes(self) -> bytes:
-        """Serialize to Arrow IPC."""
-        facts = {name: value for name, value in vars(self).items() if name != "rows"}
-        return to_bytes(self.rows.replace_schema_metadata({"facts": json.dumps(facts)}))
 
-    @staticmethod
-    def from_bytes(data: bytes) -> Located:
-        """Deserialize from Arrow IPC."""
-        rows = from_bytes(data)
-        facts = json.loads(rows.schema.metadata[b"facts"])
-        return Located(rows=rows.replace_schema_metadata(None), **facts)
-
-
-def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
+def locate_in_task(rows: pa.Table, context: ExportContext) -> tuple[SourceShard, pa.Table] | None:
     """Locate the members of a partition's samples by the scan that its read made in this task.
 
     None if there is no such scan: the partition has several shards, or was not read in this task.
     """
     if not context.options.has_samples:
-        return Located("", _NO_SHARD, as_table(select_from_columns(rows, context.options)))
+        return SourceShard("", _NO_SHARD), as_table(select_from_columns(rows, context.options))
     scanned = handed_over_index()
     if context.options.members.merged:  # the shard has to be opened
         return None
@@ -109,50 +88,89 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     if rows.column("url").unique().to_pylist() != [scanned.shard.url]:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    index, options = scanned.index, context.options
-    selection = select_vectorized(index, wanted, options)
-    if selection is None:
-        selected, renamed = select_members(index, wanted, options)
-        selection = as_table(selected), renamed
-    return Located(scanned.shard.url, scanned.shard.state, *selection, **_facts(index))
+    selected, renamed = select(scanned.index, wanted, context.options)
+    return _source(scanned.shard.url, scanned.shard.state, scanned.index, renamed), selected
+
+
+def _source(
+    url: str, version: str, index: ShardIndex, renamed: bool, expanded: str | None = None
+) -> SourceShard:
+    damage = None if index.damage is None else f"{index.damage.code}: {index.damage.reason}"
+    return SourceShard(url, version, renamed, expanded, damage, len(index.interleaved))
 
 
 def locate_members(
     rows: pa.Table,
-    by_source: np.ndarray,
-    sources: np.ndarray,
-    urls: list[str],
-    cache: LocatedCache,
+    kept: np.ndarray,
+    codes: np.ndarray,
+    urls: Sequence[str],
+    known: Mapping[str, SourceShard | None],
     listed: Mapping[str, Shard],
     context: ExportContext,
-) -> list[Located]:
-    """Locate the members of all sources, in order; scans each that is not cached, once."""
-    used, starts = np.unique(sources[by_source], return_index=True)
-    names = [urls[source] for source in used.tolist()]
-    wanted = [by_source[start:end] for start, end in pairwise([*starts.tolist(), len(by_source)])]
-    located = {
-        url: cached
-        for url, numbers in zip(names, wanted, strict=True)
-        if (cached := cache.take(url, numbers)) is not None
-    }
-    missing = [number for number, url in enumerate(names) if url not in located]
+) -> tuple[pa.Table, np.ndarray, list[SourceShard]]:
+    """Locate the members of some rows; scans each source once, unless its rows are located.
+
+    Parameters
+    ----------
+    rows, known
+        As in `StagedRows`.
+    kept
+        The numbers of the rows to locate, ascending.
+    codes, urls
+        For each of all rows its position in ``urls``.
+    listed
+        The shards that the frame's read has listed, by URL.
+
+    Returns
+    -------
+    pyarrow.Table
+        The columns `SELECTED` of these rows.
+    numpy.ndarray
+        For each of these rows its position in the sources.
+    list of SourceShard
+    """
+    by_source = kept[np.argsort(codes[kept], kind="stable")]
+    used, starts, inverse = np.unique(codes[by_source], return_index=True, return_inverse=True)
+    numbers = np.split(by_source, starts[1:]) if len(used) else []
+    is_located = rows.column("located").to_numpy()
+    sources: list[SourceShard | None] = [
+        known.get(urls[code]) if is_located[of_source].all() else None
+        for code, of_source in zip(used.tolist(), numbers, strict=True)
+    ]
+    missing = [position for position, source in enumerate(sources) if source is None]
+    tables = [rows.select(SELECTED)]
+    # Where the columns of each row are in these tables, one after the other.
+    places = np.arange(len(rows))
     if missing:
-        sizes = [f"made:{member.extension}" for member in context.options.members.from_columns]
-        staged = ["part", "batch", "row"] if context.options.members.merged else []
-        to_locate = rows.select(["key", "offset", "nbytes", *sizes, *staged])
-        tasks = list(_tasks(missing, [_is_file(rows, wanted[number]) for number in missing]))
-        batches = (to_locate.take(pa.array(np.concatenate([wanted[n] for n in t]))) for t in tasks)
+        tasks = list(_tasks(missing, [_is_file(rows, numbers[position]) for position in missing]))
+        made = [f"made:{member.extension}" for member in context.options.members.from_columns]
+        to_locate = rows.select(["key", "offset", "nbytes", "part", "batch", "row", *made])
+        to_locate = to_locate.set_column(3, "part", to_locate.column("part").cast(pa.string()))
+        batches = (
+            to_locate.take(pa.array(np.concatenate([numbers[position] for position in task])))
+            for task in tasks
+        )
         name = staged_name("locations")
         write_batches(context.output, name, to_locate.schema, batches, compressed=True)
         items = [
-            (batch, [(names[n], listed.get(names[n]), len(wanted[n])) for n in task])
+            (batch, [(urls[used[p]], listed.get(urls[used[p]]), len(numbers[p])) for p in task])
             for batch, task in enumerate(tasks)
         ]
-        results: list[list[Located]] = one_task_per_item(
+        results: list[list[tuple[SourceShard, pa.Table]]] = one_task_per_item(
             partial(_locate_batch, name=name, context=context), items
         )
-        located |= {source.url: source for source in chain.from_iterable(results)}
-    return [located[url] for url in names]
+        first = len(rows)
+        for position, (source, table) in zip(
+            chain.from_iterable(tasks), chain.from_iterable(results), strict=True
+        ):
+            sources[position] = source
+            tables.append(table)
+            places[numbers[position]] = first + np.arange(len(table))
+            first += len(table)
+    selected = pa.concat_tables(tables).take(pa.array(places[kept])).combine_chunks()
+    positions = np.empty(len(rows), np.int32)
+    positions[by_source] = inverse
+    return selected, positions[kept], [source for source in sources if source is not None]
 
 
 def _is_file(rows: pa.Table, numbers: np.ndarray) -> bool:
@@ -174,7 +192,7 @@ def _tasks(sources: Sequence[int], is_file: Sequence[bool]) -> Iterator[list[int
 
 def _locate_batch(
     batch: tuple[int, list[tuple[str, Shard | None, int]]], name: str, context: ExportContext
-) -> list[Located]:
+) -> list[tuple[SourceShard, pa.Table]]:
     """Locate the members of the rows of a batch, for each of its sources.
 
     ``batch`` is its number in the staged table ``name``, and its sources in order of the rows: URL,
@@ -191,7 +209,7 @@ def _locate_batch(
 
 def _locate_source(
     url: str, listed: Shard | None, wanted: pa.RecordBatch, context: ExportContext
-) -> Located:
+) -> tuple[SourceShard, pa.Table]:
     try:
         shard = find_shards(url, context.source_options)[0]
         version = shard.state
@@ -199,20 +217,23 @@ def _locate_source(
             index = _index(content, url, wanted)
             # A decompressed shard has another size than the stored one.
             is_plain = len(content) == shard.size
-            selection = select_vectorized(index, wanted, context.options) if is_plain else None
+            merged = context.options.members.merged
             expanded = None
-            if selection is None:
+            if is_plain and not index.sparse and not merged:
+                selected, renamed = select(index, wanted, context.options)
+            else:
                 rows, renamed = select_members(index, wanted, context.options)
-                merged = context.options.members.merged
                 # The bytes of members from columns.
                 made = take_rows(context.output, wanted) if merged else None
-                if not is_plain or index.sparse or merged:
-                    rows, expanded = _expand(rows, content, index, is_plain, made, context)
-                selection = as_table(rows), renamed
+                rows, expanded = _expand(rows, content, index, is_plain, made, context)
+                selected = as_table(rows)
     except (ShardError, ShardNotFoundError) as error:
         reason = f"unreadable-shard: {error}"
-        return Located(url, "", as_table([Row(reason=reason)] * len(wanted)))
-    return Located(url, version, *selection, expanded, **_facts(index))
+        if local_path(url) is None and context.source_options is None:
+            reason += ". If its file system needs options, pass them as source_options=: a "
+            reason += "computed or persisted frame has lost those of its read"
+        return SourceShard(url, ""), as_table([Row(reason=reason)] * len(wanted))
+    return _source(url, version, index, renamed, expanded), selected
 
 
 def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
@@ -227,17 +248,9 @@ def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
     return ShardIndex([key], {extension: whole}, members=1)
 
 
-def _facts(index: ShardIndex) -> dict[str, Any]:
-    damage = index.damage
-    return {
-        "damage": None if damage is None else f"{damage.code}: {damage.reason}",
-        "interleaved": len(index.interleaved),
-    }
-
-
 def _expand(
     rows: list[Row],
-    content: Any,
+    content: LazyBytes,
     index: ShardIndex,
     is_plain: bool,
     made: pa.Table | None,
@@ -256,8 +269,6 @@ def _expand(
             _expand_row(row, content, index, is_plain, _fields_of(number, made, context), file)
             for number, row in enumerate(rows)
         ]
-        if not file.tell():
-            return rows, None
         name = staged_name("expanded")
         context.output.commit(file, name)
     return rows, name
@@ -280,11 +291,16 @@ def _fields_of(number: int, made: pa.Table | None, context: ExportContext) -> Se
 
 
 def _expand_row(
-    row: Row, content: Any, index: ShardIndex, is_plain: bool, set_fields: SetFields, file: Any
+    row: Row,
+    content: LazyBytes,
+    index: ShardIndex,
+    is_plain: bool,
+    set_fields: SetFields,
+    file: BinaryIO,
 ) -> Row:
     members = []
     for extension, where, offset, size in row.members:
-        is_apart = size and where == SOURCE and (not is_plain or offset in index.sparse)
+        is_apart = where == SOURCE and (not is_plain or offset in index.sparse)
         if is_apart or where == MERGED:
             if offset in index.sparse and size > LARGEST_VALUE:
                 return Row(reason=f"too-large: a sparse member of {size} bytes")
@@ -298,35 +314,3 @@ def _expand_row(
             file.write(data)
         members.append((extension, where, offset, size))
     return row._replace(members=tuple(members))
-
-
-class LocatedCache:
-    """Located members of rows of the frame, by source."""
-
-    def __init__(self) -> None:
-        #: Source → partitions: the first row in the frame, and the located members of its rows.
-        self._parts: dict[str, list[tuple[int, Located]]] = {}
-
-    def add(self, first: int, located: Located) -> None:
-        """Add a partition that begins at row ``first`` of the frame; in ascending order."""
-        self._parts.setdefault(located.url, []).append((first, located))
-
-    def take(self, url: str, rows: np.ndarray) -> Located | None:
-        """Remove and return the members of some rows of a source.
-
-        None if a row is missing, or if partitions have read different versions of the source.
-        """
-        parts = self._parts.pop(url, [])
-        if len({located.version for _, located in parts}) != 1:
-            return None
-        firsts = np.array([first for first, _ in parts])
-        counts = [len(located.rows) for _, located in parts]
-        part = np.searchsorted(firsts, rows, side="right") - 1
-        within = rows - firsts[part]
-        if (part < 0).any() or (within >= np.array(counts)[part]).any():
-            return None
-        starts = np.array([0, *accumulate(counts)])
-        whole = pa.concat_tables([located.rows for _, located in parts])
-        taken = whole.take(pa.array(starts[part] + within)).combine_chunks()
-        renamed = any(located.renamed for _, located in parts)
-        return replace(parts[0][1], rows=taken, renamed=renamed)

@@ -22,15 +22,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.computing import one_task_per_item
-from dask_image_ingest.export.export_options import ExportContext, Options, staged_name
-from dask_image_ingest.export.member_selection import as_table
-from dask_image_ingest.export.plan.locate import Located, locate_members
-from dask_image_ingest.export.plan.rejected_rows import RejectedRows
-from dask_image_ingest.export.plan.staging import StagedRows
+from dask_image_ingest.export.locate import SourceShard, locate_members
+from dask_image_ingest.export.manifest import SHARD_ROWS, ExportContext, Options, staged_name
+from dask_image_ingest.export.rejected_rows import RejectedRows
 from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
-from dask_image_ingest.export.tar_layout import header_sizes, padding, room_for_members
+from dask_image_ingest.export.staging import StagedRows
+from dask_image_ingest.export.tar_layout import headers, padding, room_for_members
 from dask_image_ingest.storage import Shard
-from dask_image_ingest.storage.output import STAGING
+from dask_image_ingest.storage.output import STAGING, OutputStore
 from dask_image_ingest.url_secrets import url_identity
 
 # Rows that are processed at once, to bound memory.
@@ -49,8 +48,8 @@ class ShardPlan:
     Attributes
     ----------
     rows
-        ``key``, ``offset``, ``part``, ``batch`` and ``row`` as in `StagedRows`, ``members`` and
-        ``image`` as in `Located`, and ``source``, a position in ``sources``.
+        ``key``, ``offset``, ``part``, ``batch``, ``row``, ``members`` and ``image`` as in
+        `StagedRows`, and ``source``, a position in ``sources``.
     sources
         The source shards.
     starts
@@ -58,7 +57,7 @@ class ShardPlan:
     """
 
     rows: pa.Table
-    sources: Sequence[Located]
+    sources: Sequence[SourceShard]
     starts: np.ndarray
 
     @property
@@ -72,7 +71,7 @@ class ShardPlan:
         counts: list[int] = np.diff(self.starts, append=len(self.rows)).tolist()
         return counts
 
-    def batches(self) -> Iterator[pa.Table]:
+    def _batches(self) -> Iterator[pa.Table]:
         """For the task of each shard, its rows with the facts of their sources."""
         for start, count in zip(self.starts.tolist(), self.counts, strict=True):
             rows = self.rows.slice(start, count)
@@ -84,47 +83,22 @@ class ShardPlan:
             rows = rows.set_column(rows.column_names.index("part"), "part", part)
             yield rows.drop_columns(["source"])
 
-    @property
-    def samples_digest(self) -> str:
-        """Digest of the samples, their order and members, and the limits of shards."""
-        digest = hashlib.sha256()
-        names = [url_identity(source.url) for source in self.sources]
-        for start in range(0, len(self.rows), _CHUNK):
-            rows = self.rows.slice(start, _CHUNK)
-            codes = rows.column("source").to_numpy()
-            members = rows.column("members").combine_chunks()
-            flat = members.flatten()
-            for texts in (
-                rows.column("key").to_pylist(),
-                [names[code] for code in codes],
-                flat.field("extension").to_pylist(),
-            ):
-                digest.update("\0".join(texts).encode("utf-8", "surrogatepass"))
-            for numbers in (
-                members.value_lengths(),
-                flat.field("size"),
-                pc.fill_null(rows.column("offset"), -1),
-            ):
-                digest.update(numbers.to_numpy(zero_copy_only=False).astype("<i8").tobytes())
-        digest.update(np.asarray(self.starts, "<i8").tobytes())
-        return digest.hexdigest()
-
-    @property
-    def sources_digest(self) -> str:
-        """Digest of the source shards and their versions."""
-        versions = sorted(
-            f"{url_identity(source.url)}\0{source.version}" for source in self.sources
-        )
-        return hashlib.sha256("\n".join(versions).encode()).hexdigest()
+    def write(self, output: OutputStore, sidecar: pa.Schema | None) -> None:
+        """Write it to the staging folder, for the tasks."""
+        metadata = {} if sidecar is None else {b"sidecar": sidecar.serialize().to_pybytes()}
+        batches = self._batches()
+        for first in batches:
+            # Streamed: with URLs in every row, all batches together are several times the plan.
+            schema = first.schema.with_metadata(metadata)
+            write_batches(output, SHARD_ROWS, schema, chain([first], batches), compressed=True)
+        if not len(self.rows):
+            output.put(SHARD_ROWS, b"")
 
 
 def make_plan(
-    staged: StagedRows,
-    context: ExportContext,
-    listed: Mapping[str, Shard],
-    keys_assigned: bool,
+    staged: StagedRows, context: ExportContext, listed: Mapping[str, Shard]
 ) -> tuple[ShardPlan, RejectedRows]:
-    """Plan an export, and write the plan to the staging folder, for the tasks.
+    """Plan an export.
 
     ``listed`` has the shards that the frame reads, by URL: no other version of them is scanned.
 
@@ -133,57 +107,47 @@ def make_plan(
     ArgumentError
         If ``errors`` or ``row_errors`` refuse a rejected row, or if no shard can be read.
     """
-    rows = staged.rows
+    rows, options = staged.rows, context.options
     rejected = RejectedRows(rows)
     rejected.find_bad_locations()
     rejected.find_bad_keys()
-    if context.options.errors != "null":
+    if options.errors != "null":
         rejected.find_bad_images()
-    urls, sources = _numbered(rows.column("url"))
-    rejected.find_repeated_rows(sources)
+    urls, codes = _numbered(rows.column("url"))
     kept = rejected.kept
-    by_source = kept[np.argsort(sources[kept], kind="stable")]
-    located = locate_members(rows, by_source, sources, urls, staged.located, listed, context)
-    joined = _join(rows, by_source, located)
-    has_samples = context.options.has_samples
-    used = np.unique(sources[by_source])
-    renamed = [number for number, each in zip(used, located, strict=True) if each.renamed]
-    if renamed:
-        rejected.find_repeated_renamed(sources, renamed)
-    if has_samples and (keys_assigned or renamed):
+    selected, positions, sources = locate_members(
+        rows, kept, codes, urls, staged.known, listed, context
+    )
+    if options.has_samples and any(source.renamed for source in sources):
         rejected.find_ambiguous_rows()
-    for number, reason in zip(by_source, joined.column("reason").to_pylist(), strict=True):
-        if reason is not None:
-            rejected.add(number, reason)
-    if has_samples:
-        rejected.find_repeated_keys(sources)
-    # Back to the order of the frame.
-    position = np.empty(len(rows), np.int64)
-    position[by_source] = np.arange(len(by_source))
-    joined = joined.drop_columns(["reason"]).take(pa.array(position[rejected.kept]))
-    plan, repeated = _assign_to_shards(joined, located, context.options)
+    reasons = selected.column("reason")
+    for number in np.flatnonzero(pc.is_valid(reasons).to_numpy()).tolist():
+        rejected.add(kept[number], reasons[number].as_py())
+    rejected.find_repeated_rows(kept, positions, selected.column("sample"))
+    located = rows.select(["key", "offset", "part", "batch", "row"]).take(pa.array(kept))
+    for name, values in (
+        ("number", pa.array(kept)),
+        ("source", pa.array(positions)),
+        ("members", selected.column("members")),
+        ("image", selected.column("image")),
+    ):
+        located = located.append_column(name, values)
+    located = located.filter(pa.array(np.isin(kept, rejected.kept)))
+    plan, repeated = _assign_to_shards(located, sources, options)
     for number in repeated:
         rejected.add(
             number,
             "repeated-key: its shard has another sample of this key; give it another __key__",
         )
     # Refuse an export in which no shard is readable; those that are have a version.
-    nothing_read = bool(located) and not any(source.version for source in located)
-    rejected.refuse(context.options, nothing_read)
-    if context.options.shuffle is not None:
+    nothing_read = bool(sources) and not any(source.version for source in sources)
+    rejected.refuse(options, nothing_read)
+    if options.shuffle is not None:
         plan = _repartition_spill(plan, context)
-    schema = None if staged.schema is None else {b"sidecar": staged.schema.serialize().to_pybytes()}
-    batches = plan.batches()
-    for first in batches:
-        schema = first.schema.with_metadata(schema)
-        # Streamed: with URLs in every row, all batches together are several times the plan.
-        write_batches(
-            context.output, context.shard_rows, schema, chain([first], batches), compressed=True
-        )
     logger.info(
         "%d samples of %d source shards are planned in %d shards",
         len(plan.rows),
-        len(located),
+        len(sources),
         plan.shards,
     )
     return plan, rejected
@@ -201,22 +165,8 @@ def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
     return [names[code] for code in order], rank[codes]
 
 
-def _join(rows: pa.Table, by_source: np.ndarray, located: list[Located]) -> pa.Table:
-    """Join the frame's rows with their located members, in order of the sources."""
-    joined = rows.select(["key", "offset", "part", "batch", "row"])
-    joined = joined.take(pa.array(by_source, pa.int64()))
-    joined = joined.append_column("number", pa.array(by_source, pa.int64()))
-    counts = [len(source.rows) for source in located]
-    source = np.repeat(np.arange(len(located)), counts)
-    joined = joined.append_column("source", pa.array(source, pa.int32()))
-    members = pa.concat_tables([source.rows for source in located] or [as_table([])])
-    for name in members.column_names:
-        joined = joined.append_column(name, members.column(name))
-    return joined
-
-
 def _assign_to_shards(
-    rows: pa.Table, sources: Sequence[Located], options: Options
+    rows: pa.Table, sources: Sequence[SourceShard], options: Options
 ) -> tuple[ShardPlan, np.ndarray]:
     """Order samples and assign them to shards.
 
@@ -277,7 +227,8 @@ def _tar_bytes(rows: pa.Table) -> np.ndarray:
         keys = part.column("key").take(members.value_parent_indices())
         names = pc.binary_join_element_wise(keys, flat.field("extension"), ".").to_pylist()
         sizes = flat.field("size").to_numpy()
-        nbytes = header_sizes(names, sizes) + sizes + padding(sizes)
+        lengths = list(map(len, headers(names, sizes, np.zeros(len(names), np.int64))))
+        nbytes = np.array(lengths, np.int64) + sizes + padding(sizes)
         offsets = members.offsets.to_numpy()
         sizes_of_chunks.append(np.add.reduceat(nbytes, offsets[:-1] - offsets[0]))
     return np.concatenate(sizes_of_chunks) if sizes_of_chunks else np.zeros(0, np.int64)
@@ -300,7 +251,7 @@ def _repeated(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
     return repeats
 
 
-def _shuffled(rows: pa.Table, sources: Sequence[Located], seed: int) -> np.ndarray:
+def _shuffled(rows: pa.Table, sources: Sequence[SourceShard], seed: int) -> np.ndarray:
     """Random order that depends only on the seed and on each sample's source and offset.
 
     Not on the order of the frame, which after a merge depends on partitions.

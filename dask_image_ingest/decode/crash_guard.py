@@ -1,28 +1,24 @@
 """Decode in a subprocess that may crash, to find the image that kills it.
 
 Only for a partition during which a process died before. One image at a time, so that the culprit is
-certain. The subprocess takes seconds to start, and a worker that dies leaves several such
-partitions: so it is kept for a while, for the next one with the same options.
+certain.
 """
 
 from __future__ import annotations
 
 import os
 import pickle
+import resource
 import signal
 import subprocess
 import sys
-import threading
-from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from typing import Any
+from typing import IO, Any, NoReturn
 
 import numpy as np
 from distributed.protocol.pickle import dumps
 
+from dask_image_ingest.decode import crash_log
 from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
-from dask_image_ingest.decode.crash_guard import crash_log
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.errors import DaskImageIngestError
@@ -30,7 +26,7 @@ from dask_image_ingest.errors import DaskImageIngestError
 # Set sys.path before the import, which may depend on it.
 _START = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from dask_image_ingest.decode.crash_guard.child import serve; serve()"
+    "from dask_image_ingest.decode.crash_guard import serve; serve()"
 )
 READY = "ready"
 
@@ -39,9 +35,6 @@ _DEATH = (EOFError, BrokenPipeError, pickle.UnpicklingError)
 
 # Signals from outside, for example when memory is short: the image is not to blame.
 _KILLED_BY_OTHERS = ("SIGKILL", "SIGTERM", "SIGHUP")
-
-
-_IDLE_SECONDS = 15.0  # that a subprocess waits for another partition
 
 
 class DecodeSubprocess:
@@ -55,7 +48,9 @@ class DecodeSubprocess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end()
+        if self._process is not None:
+            self._process.kill()
+            self._exit_status()
 
     def decode(self, header: Header, data: bytes, origin: Origin) -> np.ndarray:
         """Decode one image.
@@ -81,12 +76,6 @@ class DecodeSubprocess:
         if death not in _KILLED_BY_OTHERS:
             crash_log.remember(data, death)
         raise crashed(death)
-
-    def end(self) -> None:
-        """End the process, whatever it is doing."""
-        if self._process is not None:
-            self._process.kill()
-            self._exit_status()
 
     def _running(self) -> subprocess.Popen[bytes]:
         """The process, started if necessary."""
@@ -132,7 +121,7 @@ def decode_guarded(images: EncodedImages, decoding: DecodeSpec, buffer: PixelBuf
     errors = [header.error for header in images.headers]
     shapes = np.zeros((len(images), 3), np.int32)
     itemsizes = np.ones(len(images), np.int64)
-    with _decode_subprocess(decoding) as guard:
+    with DecodeSubprocess(decoding) as guard:
         for row, header in enumerate(images.headers):
             if header.error is not None:
                 continue
@@ -146,35 +135,6 @@ def decode_guarded(images: EncodedImages, decoding: DecodeSpec, buffer: PixelBuf
     return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
-# Subprocesses to use again, by the process that started them, as a fork inherits this, and options.
-_idle: defaultdict[tuple[int, str], list[DecodeSubprocess]] = defaultdict(list)
-
-
-@contextmanager
-def _decode_subprocess(decoding: DecodeSpec) -> Iterator[DecodeSubprocess]:
-    """A subprocess for a partition, kept for `_IDLE_SECONDS` afterwards."""
-    idle = _idle[os.getpid(), decoding.token]
-    try:
-        guard = idle.pop()
-    except IndexError:
-        guard = DecodeSubprocess(decoding)
-    try:
-        yield guard
-    except BaseException:
-        guard.end()  # it may owe a reply
-        raise
-    idle.append(guard)
-    timer = threading.Timer(_IDLE_SECONDS, _end_idle, [idle, guard])
-    timer.daemon = True
-    timer.start()
-
-
-def _end_idle(idle: list[DecodeSubprocess], guard: DecodeSubprocess) -> None:
-    with suppress(ValueError):  # in use again
-        idle.remove(guard)
-        guard.end()
-
-
 def crashed(death: str) -> BadImage:
     """Error of an image that killed a process."""
     return BadImage("crashed-decoder", f"decoding it kills the process ({death})")
@@ -185,3 +145,57 @@ def _death_name(status: int) -> str:
         return signal.Signals(-status).name
     except ValueError:
         return f"exit status {status}"
+
+
+# --- in the subprocess ----------------------------------------------------------------------------
+
+
+def serve() -> NoReturn:
+    """Decode images from stdin until it is closed; replies go to stdout."""
+    from dask_image_ingest.decode.decode import decode_in_batches
+
+    requests = sys.stdin.buffer
+    # Send what decoders print to stderr, so that it does not mix with the replies.
+    replies = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    decoding = pickle.loads(pickle.load(requests))
+    _reply(replies, READY)
+    while True:
+        try:
+            header, data, origin = pickle.load(requests)
+        except EOFError:
+            # Without a shutdown of the libraries, which takes seconds.
+            os._exit(0)
+        image = _OneImage()
+        try:
+            encoded = EncodedImages([header], [data].__getitem__, [origin].__getitem__)
+            pixels = decode_in_batches(encoded, decoding, image)
+        except Exception as error:  # of the user's transform, for example; the parent raises it
+            _reply(replies, error)
+            continue
+        error_text = pixels.errors[0]
+        _reply(replies, image.pixels if error_text is None else BadImage.of(error_text))
+
+
+class _OneImage:
+    """`PixelBuffer` that holds one image on the CPU; ``pixels`` is None before."""
+
+    def __init__(self) -> None:
+        self.pixels: np.ndarray | None = None
+
+    def append(self, images: Any) -> None:
+        for image in images:
+            self.pixels = np.array(image.as_cpu() if hasattr(image, "as_cpu") else image)
+
+    def finish(self) -> np.ndarray:
+        return np.empty(0, np.uint8) if self.pixels is None else self.pixels.reshape(-1)
+
+
+def _reply(replies: IO[bytes], reply: object) -> None:
+    try:
+        pickle.dump(reply, replies)
+        replies.flush()
+    except BrokenPipeError:
+        os._exit(1)  # the worker was killed: a traceback would say nothing

@@ -26,10 +26,16 @@ from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest import cli
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, decode
+from dask_image_ingest.decode import (
+    DecodeSpec,
+    EncodedImages,
+    Origin,
+    crash_guard,
+    crash_log,
+    decode,
+)
 from dask_image_ingest.decode.buffers import unknown
-from dask_image_ingest.decode.crash_guard import crash_log, guard
-from dask_image_ingest.decode.crash_guard.guard import DecodeSubprocess
+from dask_image_ingest.decode.crash_guard import DecodeSubprocess
 from dask_image_ingest.decode.dali import parsed_shape
 from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.formats.header import read_header
@@ -191,7 +197,7 @@ def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
         assert not died_before
         assert not again
     assert not list(folder.iterdir())
-    dying = "import os, sys; from dask_image_ingest.decode.crash_guard import crash_log; "
+    dying = "import os, sys; from dask_image_ingest.decode import crash_log; "
     dying += "here = crash_log.in_progress(sys.argv[1]); here.__enter__(); os.kill(os.getpid(), 9)"
     killed = run_python(dying, "piece", DASK_IMAGE_INGEST__CRASH_JOURNAL=str(folder.parent))
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -203,7 +209,7 @@ def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
 
 BUSY = """
 import sys, time
-from dask_image_ingest.decode.crash_guard import crash_log
+from dask_image_ingest.decode import crash_log
 
 until = time.monotonic() + 280
 left = int(sys.argv[1])
@@ -254,29 +260,16 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
 
 
 @pytest.mark.newest
-def test_a_guarded_process_serves_partitions_until_a_kill_which_blames_no_image(
-    photos, folder, monkeypatch
-):
-    monkeypatch.setattr(guard, "_IDLE_SECONDS", 600.0)
+def test_a_kill_of_the_guarded_process_blames_no_image(photos, folder):
     data = photos[0].encoded
-    expected = pixels_alone(data)
-    images = EncodedImages([read_header(data, 10**9)], lambda _: data, unknown)
-    spec = DecodeSpec(max_pixels=10**9 + 7)  # as no other test
-
-    def started_for_a_partition() -> list[psutil.Process]:
-        before, kept = psutil.Process().children(), Kept()
-        assert guard.decode_guarded(images, spec, kept).errors == [None]
-        np.testing.assert_array_equal(kept.finish(), expected.reshape(-1))
-        return [child for child in psutil.Process().children() if child not in before]
-
-    (first,) = started_for_a_partition()
-    assert not started_for_a_partition()
-    first.kill()  # as an out-of-memory killer might
-    (second,) = started_for_a_partition()
-    assert not first.is_running()
-    monkeypatch.setattr(guard, "_IDLE_SECONDS", 0.0)
-    assert not started_for_a_partition()
-    second.wait(60)  # it ends when no partition comes
+    header = read_header(data, 10**9)
+    with DecodeSubprocess(DecodeSpec()) as process:
+        process.decode(header, data, unknown(0))
+        child = psutil.Process(process._process.pid)
+        child.kill()  # as an out-of-memory killer might
+        np.testing.assert_array_equal(process.decode(header, data, unknown(0)), pixels_alone(data))
+        second = psutil.Process(process._process.pid)
+    assert not second.is_running()
     assert not crash_log.crashers()
 
 
@@ -296,8 +289,8 @@ os.kill(os.getpid(), 9)
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, folder, monkeypatch):
     half = pickle.dumps(np.zeros(1000, np.uint8))[:500]
-    answers = [pickle.dumps(guard.READY), half] if begun else [half]
-    monkeypatch.setattr(guard, "_START", DIES_ANSWERING.format(answers=answers))
+    answers = [pickle.dumps(crash_guard.READY), half] if begun else [half]
+    monkeypatch.setattr(crash_guard, "_START", DIES_ANSWERING.format(answers=answers))
     error, what = (BadImage, "SIGKILL") if begun else (DaskImageIngestError, "does not start")
     with DecodeSubprocess(DecodeSpec()) as process, pytest.raises(error, match=what):
         process.decode(None, b"image", None)
@@ -349,9 +342,9 @@ def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
 
 
 def test_the_guarded_process_of_a_killed_worker_ends_without_a_word():
-    command, pipe = [sys.executable, "-c", guard._START], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", crash_guard._START], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:
         child.stdout.close()
-        sent = pickle.dumps(sys.path) + pickle.dumps(guard.dumps(DecodeSpec(device="cpu")))
+        sent = pickle.dumps(sys.path) + pickle.dumps(crash_guard.dumps(DecodeSpec(device="cpu")))
         assert child.communicate(sent)[1] == b""
     assert child.returncode == 1

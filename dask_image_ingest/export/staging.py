@@ -2,13 +2,15 @@
 
 A task per partition returns the key, shard and offset of each row, and the offsets of its members
 if the partition's read has scanned the shard. Columns for sidecars and members may exceed this
-machine's memory, so each task writes them to the staging folder.
+machine's memory, so each task writes them to the staging folder (`staged_tables`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -23,9 +25,10 @@ from dask_image_ingest.dataset.plan import ScanShards, select_columns
 from dask_image_ingest.dataset.references import references_of
 from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.export_options import ExportContext, staged_name
+from dask_image_ingest.export.locate import SourceShard, locate_in_task
+from dask_image_ingest.export.manifest import ExportContext, staged_name
+from dask_image_ingest.export.member_selection import Row, as_table
 from dask_image_ingest.export.members import ColumnMember, member_bytes
-from dask_image_ingest.export.plan.locate import Located, LocatedCache, locate_in_task
 from dask_image_ingest.export.query import encoded_columns
 from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.stored_images import (
@@ -52,17 +55,18 @@ class StagedRows:
     ----------
     rows
         ``key``, ``url`` (dictionary-encoded), ``offset``, ``nbytes`` and ``error``; ``part``,
-        ``batch`` and ``row``, the location of the row's other columns in staged files; and
-        ``made:<extension>``, the size of each member from columns, null if the row has none.
+        ``batch`` and ``row``, the location of the row's other columns in staged files;
+        ``made:<extension>``, the size of each member from columns, null if the row has none;
+        ``located``, and the columns `SELECTED` where that is true.
     schema
         Schema of the sidecars; None without sidecars.
-    located
-        Rows whose members are located already.
+    known
+        Sources with located rows, by URL; None where partitions have read different versions.
     """
 
     rows: pa.Table
     schema: pa.Schema | None
-    located: LocatedCache
+    known: dict[str, SourceShard | None]
 
 
 def sidecar_columns(frame: Any) -> list[str]:
@@ -119,7 +123,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
         frame = with_stored(frame, decoded, finds_bad)
     staging = partial(_stage_partition, context=context)
     if isinstance(frame, FrameBase):
-        meta = pd.DataFrame({name: pd.array([], dtype=_BYTES) for name in ("rows", "located")})
+        meta = pd.DataFrame({"rows": pd.array([], dtype=_BYTES)})
         frame = _handing_over(frame)
         staged = frame.map_partitions(staging, meta=meta, enforce_metadata=False)
         # Optimized here, since `dask.compute` would not fuse reads with what follows them.
@@ -131,18 +135,20 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
     empty = without(empty, [*image_columns(empty), *reference_columns(empty)])
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
-    for field in schema or ():
-        try:
-            parquet_bytes(pa.schema([field]).empty_table())
-        except pa.ArrowException as error:
-            raise _unfit(field.name, error) from error
-    cache = LocatedCache()
-    first = 0
-    for table, located in zip(tables, parts["located"], strict=True):
-        if located:
-            cache.add(first, Located.from_bytes(located))
-        first += len(table)
-    return StagedRows(rows.replace_schema_metadata(None), schema, cache)
+    if schema is not None:
+        with _told_of_unfit_columns():
+            parquet_bytes(schema.empty_table())
+    known: dict[str, SourceShard | None] = {}
+    for table in tables:
+        facts = json.loads(table.schema.metadata[b"source"])
+        if facts is not None:
+            source = SourceShard(**facts)
+            before = known.setdefault(source.url, source)
+            if before is None or before.version != source.version:
+                known[source.url] = None
+            elif source.renamed:
+                known[source.url] = source
+    return StagedRows(rows.replace_schema_metadata(None), schema, known)
 
 
 def _handing_over(frame: Any) -> Any:
@@ -155,24 +161,23 @@ def _handing_over(frame: Any) -> Any:
 
 def _named_index(frame: Any) -> Any:
     """Turn named index levels into columns, unless columns of these names exist."""
-    index = frame.index
-    names = [index.name] if isinstance(frame, FrameBase) else list(index.names)
-    if names == [None]:
-        return frame
-    existing = [name for name in names if name in frame.columns]
-    if len(existing) == len(names):
-        return frame.reset_index(drop=True)
-    return (frame.reset_index(level=existing, drop=True) if existing else frame).reset_index()
+    names = {frame.index.name} if isinstance(frame, FrameBase) else {*frame.index.names}
+    return frame if names == {None} else frame.reset_index(drop=names <= {*frame.columns})
 
 
 def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
     """Write a partition's columns to a file of their own.
 
-    Returns one row: ``rows`` and ``located`` as serialized tables, the latter empty if unknown.
+    Returns one row, the serialized table of `StagedRows`.
     """
     options = context.options
     metadata = without(frame, [*image_columns(frame), *reference_columns(frame)])
-    table = _without_dictionaries(_to_arrow(metadata).replace_schema_metadata(None))
+    with _told_of_unfit_columns():
+        table = backend_of(frame).to_arrow(metadata).replace_schema_metadata(None)
+    # Dictionaries may differ between partitions.
+    table = _with_types(
+        table, lambda type_: type_.value_type if pa.types.is_dictionary(type_) else type_
+    )
     contents = {
         member.extension: member_bytes(
             table
@@ -210,17 +215,25 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
         columns = columns.append_column(f"made:{extension}", data)
     if count and columns.num_columns:
         name = staged_name("columns")
-        columns = _with_large_types(columns)
+        # A batch may have more than 2 GiB of strings and bytes: 64-bit offsets.
+        large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
+        columns = _with_types(columns, lambda type_: large.get(type_, type_))
         batches = (columns.slice(start, batch_rows) for start in range(0, count, batch_rows))
         write_batches(context.output, name, columns.schema, batches)
         rows["part"] = pa.array([name] * count, pa.string())
     rows["part"] = rows["part"].dictionary_encode()
-    staged = pa.table(rows).replace_schema_metadata(
-        {"columns": sidecar_schema.serialize().to_pybytes()}
-    )
+    staged = pa.table(rows)
     located = locate_in_task(staged, context)
-    result = {"rows": to_bytes(staged), "located": located.to_bytes() if located else b""}
-    return pd.DataFrame({name: pd.array([data], dtype=_BYTES) for name, data in result.items()})
+    source, selected = located or (None, as_table([Row()] * count))
+    for column in selected.column_names:
+        staged = staged.append_column(column, selected.column(column))
+    staged = staged.append_column("located", pa.array([located is not None] * count))
+    metadata = {
+        "columns": sidecar_schema.serialize().to_pybytes(),
+        "source": json.dumps(source and asdict(source)),
+    }
+    staged = to_bytes(staged.replace_schema_metadata(metadata))
+    return pd.DataFrame({"rows": pd.array([staged], dtype=_BYTES)})
 
 
 def _stored(
@@ -246,37 +259,29 @@ def _stored(
     }
 
 
-def _to_arrow(frame: Any) -> pa.Table:
-    backend = backend_of(frame)
+@contextmanager
+def _told_of_unfit_columns() -> Iterator[None]:
     try:
-        return backend.to_arrow(frame)
+        yield
     except (pa.ArrowException, TypeError, ValueError) as error:
-        for name in frame.columns:
-            try:
-                backend.to_arrow(frame[[name]])
-            except (pa.ArrowException, TypeError, ValueError) as why:
-                raise _unfit(name, why) from error
-        raise
+        raise ArgumentError(
+            f"a column holds values that no parquet file can have ({error}): make them numbers, "
+            "text, times, bytes, or lists and structs of these; or leave out the column"
+        ) from error
 
 
-def _unfit(name: str, error: Exception) -> ArgumentError:
-    return ArgumentError(
-        f"the column {name!r} holds values that no parquet file can have ({error}): make them "
-        "numbers, text, times, bytes, or lists and structs of these; or leave out the column"
-    )
+def _with_types(table: pa.Table, change: Callable[[pa.DataType], pa.DataType]) -> pa.Table:
+    return table.cast(pa.schema([field.with_type(change(field.type)) for field in table.schema]))
 
 
 def _with_shapes(table: pa.Table, frame: Any, member: ColumnMember) -> pa.Table:
     """Update the columns about the image for the encoded pixels that replace it."""
-    shapes = [
-        (None, None, None) if image is None else image.shape
-        for image in backend_of(frame).arrays(frame[member.columns])
-    ]
+    images = backend_of(frame).arrays(frame[member.columns])
     columns: dict[str, list[Any]] = {
-        name: [shape[axis] for shape in shapes]
+        name: [None if image is None else image.shape[axis] for image in images]
         for axis, name in enumerate(("height", "width", "channels"))
     }
-    columns["format"] = [None if shape[0] is None else member.format for shape in shapes]
+    columns["format"] = [None if image is None else member.format for image in images]
     for name, values in columns.items():
         number = table.schema.get_field_index(name)
         if number >= 0:
@@ -287,16 +292,8 @@ def _with_shapes(table: pa.Table, frame: Any, member: ColumnMember) -> pa.Table:
 
 def _rows_per_batch(contents: Iterable[pa.Array]) -> int:
     """Rows of a batch: fewer if members are large."""
-    arrays = list(contents)
-    mean = sum(array.nbytes for array in arrays) / max(len(arrays[0]), 1) if arrays else 0
+    mean = sum(array.nbytes / max(len(array), 1) for array in contents)
     return max(1, min(_BATCH_ROWS, int(_BATCH_BYTES / max(mean, 1))))
-
-
-def _with_large_types(table: pa.Table) -> pa.Table:
-    """Cast strings and bytes to 64-bit offsets: a batch may have more than 2 GiB of them."""
-    large = {pa.string(): pa.large_string(), pa.binary(): pa.large_binary()}
-    fields = [field.with_type(large.get(field.type, field.type)) for field in table.schema]
-    return table.cast(pa.schema(fields))
 
 
 def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
@@ -310,15 +307,6 @@ def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
             f"the column {name!r} is of type {values.type}, and some of its values don't fit type "
             f"{type_}: it must be as the read gave it, or absent"
         ) from None
-
-
-def _without_dictionaries(table: pa.Table) -> pa.Table:
-    """Decode dictionaries, which may differ between partitions."""
-    for number, field in enumerate(table.schema):
-        if pa.types.is_dictionary(field.type):
-            values = table.column(number).cast(field.type.value_type)
-            table = table.set_column(number, field.name, values)
-    return table
 
 
 def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
