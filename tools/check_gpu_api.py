@@ -90,7 +90,6 @@ INSTANCES = {
         "_labels.image": "nvidia.dali.backend.TensorGPU",
     },
     "dask_image_ingest/curate/pixels.py": {
-        "histograms.xp": "class cupy",
         "luma.xp": "class cupy",
         "make_taps.xp": "class cupy",
         "luma_of_reduced_rows.xp": "class cupy",

@@ -17,11 +17,6 @@ from dask_image_ingest.arguments import (
     shown,
     whole_number,
 )
-from dask_image_ingest.curate.embeddings.semantic import (
-    check_threshold,
-    nearest_of,
-    rank_vectors,
-)
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.curate.hamming import (
     Nearest,
@@ -39,6 +34,11 @@ from dask_image_ingest.curate.ranking import (
     join_columns,
     rank_rows,
     resolve_identity,
+)
+from dask_image_ingest.curate.semantic import (
+    check_threshold,
+    nearest_of,
+    rank_vectors,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame

@@ -11,8 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, list_of_names, shown
-from dask_image_ingest.curate.embeddings.models import Head
-from dask_image_ingest.curate.embeddings.vectors import (
+from dask_image_ingest.curate.models import Head
+from dask_image_ingest.curate.pixels import map_images
+from dask_image_ingest.curate.vectors import (
     as_numbers,
     check_vectors,
     from_vectors,
@@ -21,7 +22,6 @@ from dask_image_ingest.curate.embeddings.vectors import (
     to_device_of,
     vector_map,
 )
-from dask_image_ingest.curate.pixels import map_images
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.dataset.references import LOCATION_COLUMNS
