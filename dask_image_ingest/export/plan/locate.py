@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.computing import one_task_per_item
-from dask_image_ingest.dataset.scan import handed_over_index
+from dask_image_ingest.dataset.scan import scanned_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.export_options import ExportContext, staged_name
 from dask_image_ingest.export.json_fields import with_fields
@@ -101,20 +101,23 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> Located | None:
     """
     if not context.options.has_samples:
         return Located("", _NO_SHARD, as_table(select_from_columns(rows, context.options)))
-    scanned = handed_over_index()
     if context.options.members.merged:  # the shard has to be opened
         return None
+    urls = rows.column("url").unique().to_pylist()
+    scanned = scanned_index(urls[0]) if len(urls) == 1 else None
     if scanned is None or rows.column("key").null_count:
         return None
-    if rows.column("url").unique().to_pylist() != [scanned.shard.url]:
+    # As a lookup of this one shard tells its version, which is compared later.
+    shard, index = find_shards(urls[0], context.source_options)[0], scanned[1]
+    if shard.state != scanned[0].state:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    index, options = scanned.index, context.options
+    options = context.options
     selection = select_vectorized(index, wanted, options)
     if selection is None:
         selected, renamed = select_members(index, wanted, options)
         selection = as_table(selected), renamed
-    return Located(scanned.shard.url, scanned.shard.state, *selection, **_facts(index))
+    return Located(shard.url, shard.state, *selection, **_facts(index))
 
 
 def locate_members(
