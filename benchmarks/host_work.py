@@ -175,9 +175,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
     names = [name for name in query.columns if name != "image"]
     backend = query.options.get_backend()
     (image,) = query.options.images
-    opened = open_samples(
-        split.shard, split.index, query.options, query.components, whole=[image]
-    )
+    opened = open_samples(split.shard, split.index, query.options, query.member_columns)
     rows = timed("tar walk, or index", opened.__enter__)
     timed("headers", lambda: rows.headers(image, rows.numbers))
     images = rows.images(image, rows.numbers)

@@ -70,10 +70,10 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     images = parse_image_extensions(IMAGE_EXTENSIONS)
     options = ReadOptions((ImageMember("image", images, DecodeSpec(max_pixels=MAX_PIXELS)),))
     schema = make_schema(index, content, images={"image": images})
-    components = schema.select(COLUMNS)
+    member_columns = schema.select(COLUMNS)
 
     def table():
-        rows = SampleRows(path.name, content, index, options, components)
+        rows = SampleRows(path.name, content, index, options, member_columns)
         return rows.table(COLUMNS, rows.numbers)
 
     ways: dict[str, Callable] = {

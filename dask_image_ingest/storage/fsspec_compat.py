@@ -88,7 +88,7 @@ def translate_errors(url: str, read: Any, *args: Any, **kwargs: Any) -> Any:
         is_hidden = isinstance(error, FileNotFoundError) and _is_failure(error.__cause__)
         reason = (error.__cause__ if is_hidden else None) or error
         if isinstance(reason, FileNotFoundError):
-            raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
+            raise ShardNotFoundError(f"{url} is not found") from error
         unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
         raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error

@@ -25,7 +25,7 @@ from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
-from dask_image_ingest.tar import BLOCK, index_tar, plain_name
+from dask_image_ingest.tar import BLOCK, duplicate_error, index_tar, plain_name
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
@@ -173,12 +173,13 @@ def fetch_encoded(
             results[row] = reference.bytes
         elif not reference.url:
             results[row] = NO_BYTES
-        elif reference.missing is not None:
-            results[row] = NO_MEMBER._replace(error=reference.missing)
         elif reference.place is not None:
             by_shard.setdefault(reference.url, []).append(row)
         elif reference.nbytes is None and reference.offset is None:
             results[row] = NO_MEMBER
+        elif reference.number is not None:
+            # Sparse members are carried, so what else has no place is in its sample twice.
+            results[row] = NO_MEMBER._replace(error=duplicate_error(["image member"]))
 
     def read_shard(url: str) -> None:
         by_version: dict[Shard | None, dict[int, ImageReference]] = {}

@@ -44,7 +44,11 @@ class ImageRows:
         Numbers of all rows; int64 (n,).
     options
         Options of the read.
+    first_label
+        The index label of row 0.
     """
+
+    first_label = 0
 
     def __init__(self, url: str, numbers: np.ndarray, options: ReadOptions) -> None:
         self.url, self.numbers, self.options = url, numbers, options
@@ -61,6 +65,10 @@ class ImageRows:
         """Numbers of one of ``parts`` equal parts of the rows; ``part`` counts from 0."""
         rows = part_of(len(self.numbers), part, parts)
         return self.numbers[rows.start : rows.stop]
+
+    def labels(self, numbers: np.ndarray) -> np.ndarray:
+        """The index label of each row; int64 (n,)."""
+        return self.first_label + numbers
 
     def keep(self, numbers: np.ndarray, filters: Predicate | None) -> np.ndarray:
         """Those of the rows for which ``filters``, on metadata columns, hold."""

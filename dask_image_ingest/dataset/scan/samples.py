@@ -9,7 +9,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -24,8 +23,8 @@ from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type
 from dask_image_ingest.dataset.schema.columns import (
     HEADERS,
     METADATA_COLUMNS,
-    Component,
     ImageMember,
+    MemberColumn,
 )
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
@@ -73,7 +72,7 @@ _STORED = ("format", *StoredHeader._fields)
 class SampleRows(ImageRows):
     """The samples of one shard. Values come from the index, or else are read from the shard.
 
-    ``components`` are those that `table` can make a column of.
+    ``member_columns`` are those that `table` can make a column of.
     """
 
     def __init__(
@@ -82,13 +81,13 @@ class SampleRows(ImageRows):
         content: ByteReader,
         index: ShardIndex,
         options: ReadOptions,
-        components: Sequence[Component] = (),
+        member_columns: Sequence[MemberColumn] = (),
         sidecar: Sidecar | None = None,
     ) -> None:
         super().__init__(url, np.arange(len(index)), options)
         self.index = index
         self._content = content
-        self._components = {component.column: component for component in components}
+        self._member_columns = {column.column: column for column in member_columns}
         self._sidecar = sidecar
 
     def keep(self, numbers: np.ndarray, filters: Predicate | None) -> np.ndarray:
@@ -106,13 +105,13 @@ class SampleRows(ImageRows):
         PartitionTooLargeError
             If the members to read for them are more than one partition can hold.
         """
-        components = [self._components[name] for name in columns if name in self._components]
-        self._check_size({each.extension for each in components}, numbers)
+        members = [self._member_columns[name] for name in columns if name in self._member_columns]
+        self._check_size({member.extension for member in members}, numbers)
         return super().table(columns, numbers)
 
     def column(self, name: str, numbers: np.ndarray) -> pa.Array:
-        if name in self._components:
-            return self._component(self._components[name], numbers)
+        if name in self._member_columns:
+            return self._member_column(self._member_columns[name], numbers)
         if self._sidecar is not None and name in self._sidecar:
             return self._sidecar.column(name, self._sidecar_rows[numbers])
         if name == "__key__":
@@ -122,7 +121,8 @@ class SampleRows(ImageRows):
     @cached_property
     def _sidecar_rows(self) -> np.ndarray:
         """The row of the sidecar for each sample of the shard; -1 if it has none."""
-        assert self._sidecar is not None
+        if self._sidecar is None or not len(self.numbers):
+            return self.numbers
         return np.array(self._sidecar.rows_of(self.keys(self.numbers)), np.int64)
 
     def field(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
@@ -168,26 +168,21 @@ class SampleRows(ImageRows):
             "nbytes": self._image(member, "size", numbers),
         }
         index, carries_all = self.index, not has_random_access(self.url)
-        if carries_all or index.sparse or index.duplicates or index.links:
-            spans = self._spans(member, numbers)
-            reasons = list(map(self._missing, repeat(member), numbers.tolist(), spans))
-            fields["missing"] = pa.array(reasons, pa.string())
-            # What no range of the shard is, or would have to be decompressed again.
+        if carries_all or index.sparse:
+            # What is no range of the shard, or would have to be decompressed again.
             carried = [
                 bytes(read_member(self._content, index, span))
-                if span is not None and reason is None and (carries_all or span[0] in index.sparse)
+                if span is not None
+                and (carries_all or span[0] in index.sparse)
+                and self._refused(number, span) is None
                 else None
-                for span, reason in zip(spans, reasons, strict=True)
+                for number, span in zip(numbers.tolist(), self._spans(member, numbers), strict=True)
             ]
             fields["bytes"] = pa.array(carried, pa.large_binary())
         return references_of_fields(count, fields)
 
-    def _missing(self, member: ImageMember, number: int, span: Span | None) -> str | None:
-        """The error of a sample whose image can't be found, by what its shard tells."""
-        if span is None:
-            links = self.index.links.get(number, {})
-            link = next((links[name] for name in member.extensions if name in links), None)
-            return None if link is None else f"missing: its image member is {link}"
+    def _refused(self, number: int, span: Span) -> str | None:
+        """The error of an image that is not read, whatever its bytes are."""
         if duplicates := self.index.duplicates.get(number):
             return duplicate_error(duplicates)
         return too_large_error(self.index, span)
@@ -222,11 +217,11 @@ class SampleRows(ImageRows):
         )
 
         def header_of_row(number: int, span: Span | None, header: Header | None) -> Header:
-            error = self._missing(member, number, span)
             if span is None:
-                return NO_MEMBER if error is None else NO_MEMBER._replace(error=error)
+                return NO_MEMBER
+            error = self._refused(number, span)
             if header is None and error is not None and span[0] in self.index.sparse:
-                return NO_MEMBER._replace(error=error)  # too large: its header is not read
+                return NO_MEMBER._replace(error=error)
             if header is None:
                 header = decoding.read_header(open_member(self._content, self.index, span))
             return header if error is None or header.error else header._replace(error=error)
@@ -307,11 +302,11 @@ class SampleRows(ImageRows):
                 "replace large members by nulls"
             )
 
-    def _component(self, component: Component, numbers: np.ndarray) -> pa.Array:
-        """The column of a component: contents from index or shard, converted to its type."""
+    def _member_column(self, column: MemberColumn, numbers: np.ndarray) -> pa.Array:
+        """The column of a member: contents from index or shard, converted to its type."""
         limit = self.options.max_member_bytes
-        spans = self._member_spans(component.extension, numbers)
-        contents = self._member_field(component.extension, "content", numbers).to_pylist()
+        spans = self._member_spans(column.extension, numbers)
+        contents = self._member_field(column.extension, "content", numbers).to_pylist()
         too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
         to_read = [
             (row, span)
@@ -323,14 +318,14 @@ class SampleRows(ImageRows):
         self._prefetch(span for _, span in to_read)
         for row, span in to_read:
             contents[row] = bytes(read_member(self._content, self.index, span))
-        array, misfits = convert(contents, component.type, component.path)
+        array, misfits = convert(contents, column.type, column.path)
         advice = "ask for another type with members= or json_fields="
-        if misfits and is_array_type(component.type) and component.path is None:
-            advice = type_advice(contents[misfits[0]] or b"", component.type) or advice
-        is_text = component.type == pa.string() and component.path is None
+        if misfits and is_array_type(column.type) and column.path is None:
+            advice = type_advice(contents[misfits[0]] or b"", column.type) or advice
+        is_text = column.type == pa.string() and column.path is None
         if is_text:
-            advice = f"members={{..., {component.extension!r}: 'binary'}} keeps their bytes"
-        problem = "not UTF-8" if is_text else f"not {type_name(component.type)}"
+            advice = f"members={{..., {column.extension!r}: 'binary'}} keeps their bytes"
+        problem = "not UTF-8" if is_text else f"not {type_name(column.type)}"
         larger = f"larger than max_member_bytes={limit:,}"
         for rows, what, do in (
             (misfits, problem, advice),
@@ -339,7 +334,7 @@ class SampleRows(ImageRows):
             if rows:
                 (key,) = self.keys(numbers[rows[:1]])
                 warn_user(
-                    f"{self.url}: {len(rows)} of {len(numbers)} values of {component.column!r} are "
+                    f"{self.url}: {len(rows)} of {len(numbers)} values of {column.column!r} are "
                     f"{what} and became null, first that of {key!r}; {do}"
                 )
         return array
@@ -370,7 +365,7 @@ def open_samples(
     shard: Shard,
     index: IndexFile | None,
     options: ReadOptions,
-    components: Sequence[Component] = (),
+    member_columns: Sequence[MemberColumn] = (),
     sidecar: Sidecar | None = None,
     warn: bool = False,
 ) -> Iterator[SampleRows]:
@@ -380,14 +375,14 @@ def open_samples(
         stored = known_samples(opened, index, storage_options, warn)
         if stored is not None:
             late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
-            yield SampleRows(url, late, stored, options, components, sidecar)
+            yield SampleRows(url, late, stored, options, member_columns, sidecar)
             return
         content = opened.enter_context(open_shard(url, storage_options, shard))
         scanned = index_tar(content, url)
         version, in_memory, reader = content.listed_as(url), content.in_memory(), content
         if len(in_memory) == len(content):
             reader = MemoryReader(in_memory, version)
-        yield SampleRows(url, reader, scanned, options, components, sidecar)
+        yield SampleRows(url, reader, scanned, options, member_columns, sidecar)
     # Only now: closing the shard raises if it changed.
     if version is not None and not scanned.sparse:
         _remember(version, scanned)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -26,9 +26,9 @@ from dask_image_ingest.dataset.scan.samples import (
 )
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
-    Component,
     FileColumn,
     ImageMember,
+    MemberColumn,
 )
 from dask_image_ingest.decode import EncodedImages
 from dask_image_ingest.environment import own_version, refuse_other_version
@@ -50,8 +50,8 @@ class ScanSpec:
         Columns of the result, in order.
     filters, limit
         Rows to keep, and their number at most.
-    components
-        Components that the columns or filters need.
+    member_columns
+        Columns from members that the query or its filters need.
     sidecar
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
     errors
@@ -68,17 +68,12 @@ class ScanSpec:
     columns: tuple[str, ...]
     filters: Predicate | None
     limit: int | None
-    components: tuple[Component, ...]
+    member_columns: tuple[MemberColumn, ...]
     sidecar: tuple[FileColumn, ...]
     errors: frozenset[str]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
     version: str = field(default_factory=own_version)
-
-
-#: Offset between the index labels of consecutive shards in one partition: label = sample number +
-#: this × position of the shard. So labels are unique, and do not depend on the rows kept.
-LABELS_OF_A_SHARD: Final = 1 << 32
 
 
 def read_partition(partition: Partition, spec: ScanSpec) -> Any:
@@ -98,30 +93,22 @@ def read_partition(partition: Partition, spec: ScanSpec) -> Any:
         If this process has another version of the package than the one that made the task.
     """
     refuse_other_version(spec.version)
-    parts: dict[int, Any] = {}
+    parts: list[Any] = []
     units = [partition] if spec.options.root is not None else [(split,) for split in partition]
-    for position, unit in enumerate(units):
+    for unit in units:
         rows, scanned = _read_unit(unit, spec)
         if rows is None:
             continue
-        parts[position] = rows
+        parts.append(rows)
         decode = spec.decode
         decode = decode and replace(decode, limit=_remaining(decode.limit, len(rows)))
         spec = replace(spec, limit=_remaining(spec.limit, scanned), decode=decode)
         if spec.limit == 0 or (decode is not None and decode.limit == 0):
             break
     if not parts:
-        parts[0] = _no_rows(partition[0], spec)
-    if spec.decode is None:
-        # Of tables, not of frames: making a small frame takes longer than its scan.
-        labels = [
-            rows.column(_LABEL).to_numpy() + position * LABELS_OF_A_SHARD
-            for position, rows in parts.items()
-        ]
-        return _frame(pa.concat_tables(parts.values()), np.concatenate(labels), spec)
-    for position, frame in parts.items():
-        frame.index = frame.index + position * LABELS_OF_A_SHARD
-    return concat(list(parts.values()))
+        parts.append(_no_rows(partition[0], spec))
+    # Of tables, not of frames: making a small frame takes longer than its scan.
+    return _frame(pa.concat_tables(parts), spec) if spec.decode is None else concat(parts)
 
 
 def _remaining(limit: int | None, rows: int) -> int | None:
@@ -159,7 +146,7 @@ def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
     else:
         sidecar = Sidecar(None, spec.sidecar, spec.options, ExitStack())
         nothing = MemoryReader(b""), ShardIndex()
-        rows = SampleRows(split.url, *nothing, spec.options, spec.components, sidecar)
+        rows = SampleRows(split.url, *nothing, spec.options, spec.member_columns, sidecar)
     return _materialize(rows, rows.numbers, spec)
 
 
@@ -169,6 +156,7 @@ def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
         if not columns.may_have(spec.filters):
             return None, 0
         rows = ParquetRows(columns, spec.options)
+        rows.first_label = split.first_label
         return _read_rows(rows, rows.part(split.part, split.parts), spec)
 
 
@@ -191,8 +179,9 @@ def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
 def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
     is_first = not split.part
     with open_samples(
-        split.shard, split.index, spec.options, spec.components, sidecar, is_first
+        split.shard, split.index, spec.options, spec.member_columns, sidecar, is_first
     ) as rows:
+        rows.first_label = split.first_label
         if is_first:  # once per shard, not once per part
             warn_of_shard(rows, spec.known_extensions)
         return _read_rows(rows, rows.part(split.part, split.parts), spec)
@@ -213,7 +202,7 @@ def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
     if decode.is_plain:  # all images of these rows will be decoded
         for column in decode.images:
             rows.expect(_member_of(column.image, spec), numbers)
-    frame = _frame(_table(rows, numbers, spec), numbers, spec)
+    frame = _frame(_table(rows, numbers, spec), spec)
     frame = frame if decode.steps is None else decode.steps(frame)
     open_images = functools.partial(_open_images, rows, spec)
     frame = decode_rows(frame, decode.images, open_images, decode.only, decode.limit)
@@ -225,7 +214,8 @@ def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
 _LABEL = "\0label"
 
 
-def _frame(table: pa.Table, labels: np.ndarray, spec: ScanSpec) -> Any:
+def _frame(table: pa.Table, spec: ScanSpec) -> Any:
+    labels = table.column(_LABEL).to_numpy()
     return spec.options.get_backend().frame(table.drop_columns([_LABEL]), labels, None)
 
 
@@ -251,7 +241,7 @@ def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
         else:
             column = rows.references(members[name], numbers)
         table = table.add_column(place, name, column)
-    return table.append_column(_LABEL, pa.array(numbers))
+    return table.append_column(_LABEL, pa.array(rows.labels(numbers)))
 
 
 def _member_of(image: Any, spec: ScanSpec) -> ImageMember:
