@@ -17,8 +17,7 @@ from collections.abc import Iterator
 from types import FrameType
 from typing import Any
 
-from dask_image_ingest.texts import error_text
-from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.url_secrets import error_text, without_secrets
 
 __all__ = [
     "ArgumentError",

@@ -17,7 +17,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import is_list, is_value, tensor_array, tensor_type, type_name
-from dask_image_ingest.texts import storable
+from dask_image_ingest.url_secrets import storable
 
 # Casts numbers to a dtype, on the host; raises a ResultError if it can't hold one.
 Numbers = Callable[[Any, np.dtype], np.ndarray]

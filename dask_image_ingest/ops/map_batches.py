@@ -39,8 +39,7 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
-from dask_image_ingest.texts import error_text
-from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.url_secrets import error_text, without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
 logger = logging.getLogger("dask_image_ingest")

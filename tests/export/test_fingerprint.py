@@ -230,7 +230,7 @@ import dask
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import run
-from dask_image_ingest.storage.output import local_store
+from dask_image_ingest.storage.output import store as output_store
 import scorer
 
 killed = sys.argv[4] == "killed"
