@@ -173,7 +173,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
 
     names = [name for name in query.columns if name != "image"]
     backend = query.options.get_backend()
-    opened = open_rows(split.shard, split.index, query.options, query.components, whole=True)
+    opened = open_rows(split.shard, split.index, query.options, query.member_columns, whole=True)
     rows = timed("tar walk, or index", opened.__enter__)
     timed("headers", lambda: rows.headers)
     rows.prefetch_images()

@@ -70,10 +70,10 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     images = parse_image_extensions(IMAGE_EXTENSIONS)
     options = ReadOptions((ImageMember("image", images, DecodeSpec(max_pixels=MAX_PIXELS)),))
     schema = make_schema(index, content, images={"image": images})
-    components = schema.select(COLUMNS)
+    member_columns = schema.select(COLUMNS)
 
     def table():
-        return SampleRows(path.name, content, index, options, components).table(COLUMNS)
+        return SampleRows(path.name, content, index, options, member_columns).table(COLUMNS)
 
     ways: dict[str, Callable] = {
         "index_tar": lambda: index_tar(content),

@@ -50,12 +50,7 @@ def own_version() -> str:
 
 
 def refuse_other_version(version: str) -> None:
-    """Refuse a task that was planned with another version of this package.
-
-    Raises
-    ------
-    ClusterError
-    """
+    """Refuse a task that was planned with another version of this package."""
     if version != own_version():
         raise ClusterError(
             f"a task of {PACKAGE} {version} has come to a process that has {own_version()}: "

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import platform
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any
+
+import cloudpickle
+from tblib import pickling_support
 
 from dask_image_ingest.url_secrets import error_text, without_secrets
 
@@ -44,8 +45,10 @@ _INNER = {
 class DaskImageIngestError(Exception):
     """Base class of all errors that this package raises deliberately."""
 
-    def __init__(self, *args: Any) -> None:
-        super().__init__(*(_completed(arg) if isinstance(arg, str) else arg for arg in args))
+    def __init__(self, message: str = "") -> None:
+        # It comes with the name of its worker when it is unpickled in another process.
+        worker = "" if _WORKER in message else this_worker()
+        super().__init__(without_secrets(message) + worker)
 
 
 class ArgumentError(DaskImageIngestError, ValueError):
@@ -65,28 +68,7 @@ class ClusterError(DaskImageIngestError, RuntimeError):
 
 
 class ShardNotFoundError(DaskImageIngestError, FileNotFoundError):
-    """A path, pattern or folder matches no shard.
-
-    Parameters
-    ----------
-    path
-        The missing local file, if it is one. When the error of a worker arrives at the client, the
-        message says whether the file exists there.
-    """
-
-    def __init__(self, *args: Any, path: str | None = None) -> None:
-        super().__init__(*args)
-        self.path = path
-
-    def __setstate__(self, state: dict[str, Any] | None) -> None:
-        """Append whether the process that receives the error sees the file."""
-        super().__setstate__(state)
-        if self.path and _WORKER in self.args[0] and not this_worker():
-            if os.path.exists(self.path):
-                seen = "This process sees it: mount its folder at the same place for all workers"
-            else:
-                seen = "Nor does this process see it"
-            self.args = (f"{self.args[0]}. {seen}",)
+    """A path, pattern or folder matches no shard."""
 
 
 class ShardError(DaskImageIngestError, ValueError):
@@ -111,12 +93,6 @@ class PartitionTooLargeError(MemoryError, DaskImageIngestError):
     """The images of one partition decode to more bytes than a partition can hold."""
 
     __init__ = DaskImageIngestError.__init__
-
-
-def _completed(message: str) -> str:
-    """Mask passwords, and append the name of this worker."""
-    worker = "" if _WORKER in message else this_worker()
-    return without_secrets(message) + worker
 
 
 def safe_cause(error: BaseException) -> BaseException:
@@ -149,9 +125,6 @@ def portable_causes() -> Iterator[None]:
 
 def _portable(error: BaseException) -> BaseException:
     """The error, or one with its text if it or what led to it can't be pickled."""
-    import cloudpickle
-    from tblib import pickling_support
-
     try:
         pickling_support.install(error)  # as Dask does
         cloudpickle.loads(cloudpickle.dumps(error))

@@ -1,6 +1,6 @@
 """Type hints for frames with images, and for the results of Dask's operations.
 
-Only ``ImageDataFrame`` exists at run time.
+Only ``ImageDataFrame`` exists at run time. The arguments of operations are Dask's own.
 """
 
 from collections.abc import Callable
@@ -9,8 +9,7 @@ from typing import Any, overload
 import dask.dataframe as dd
 import pandas as pd
 
-from dask_image_ingest.accessor.eager import FrameImages
-from dask_image_ingest.accessor.lazy import LazyImages
+from dask_image_ingest.accessor.frames import FrameImages, LazyImages
 
 class ComputedImages(pd.DataFrame):
     """Pandas or cuDF dataframe with ``.images``."""
@@ -92,100 +91,14 @@ class ImageDataFrame(dd.DataFrame):
     def rename(self, index: Any = None, columns: Any = None) -> ImageDataFrame: ...
     def reset_index(self, drop: bool = False) -> ImageDataFrame: ...
     def fillna(self, value: Any = None, axis: Any = None) -> ImageDataFrame: ...
-    def drop(
-        self, labels: Any = None, axis: Any = 0, columns: Any = None, errors: str = "raise"
-    ) -> ImageDataFrame: ...
-    def dropna(self, how: Any = ..., subset: Any = None, thresh: Any = ...) -> ImageDataFrame: ...
-    def sample(
-        self,
-        n: Any = None,
-        frac: float | None = None,
-        replace: bool = False,
-        random_state: Any = None,
-    ) -> ImageDataFrame: ...
-    def nlargest(
-        self, n: int = 5, columns: Any = None, split_every: Any = None
-    ) -> ImageDataFrame: ...
-    def nsmallest(
-        self, n: int = 5, columns: Any = None, split_every: Any = None
-    ) -> ImageDataFrame: ...
-    def drop_duplicates(
-        self,
-        subset: Any = None,
-        split_every: Any = None,
-        split_out: Any = True,
-        shuffle_method: str | None = None,
-        ignore_index: bool = False,
-        keep: Any = "first",
-    ) -> ImageDataFrame: ...
-    def repartition(
-        self,
-        divisions: Any = None,
-        npartitions: int | None = None,
-        partition_size: str | None = None,
-        freq: Any = None,
-        force: bool = False,
-    ) -> ImageDataFrame: ...
-    def merge(
-        self,
-        right: Any,
-        how: str = "inner",
-        on: Any = None,
-        left_on: Any = None,
-        right_on: Any = None,
-        left_index: bool = False,
-        right_index: bool = False,
-        suffixes: tuple[str, str] = ("_x", "_y"),
-        indicator: bool = False,
-        shuffle_method: str | None = None,
-        npartitions: int | None = None,
-        broadcast: Any = None,
-    ) -> ImageDataFrame: ...
-    def join(
-        self,
-        other: Any,
-        on: Any = None,
-        how: str = "left",
-        lsuffix: str = "",
-        rsuffix: str = "",
-        shuffle_method: str | None = None,
-        npartitions: int | None = None,
-    ) -> ImageDataFrame: ...
-    def shuffle(
-        self,
-        on: Any = ...,
-        ignore_index: bool = False,
-        npartitions: int | None = None,
-        shuffle_method: str | None = None,
-        on_index: bool = False,
-        force: bool = False,
-        **options: Any,
-    ) -> ImageDataFrame: ...
-    def set_index(
-        self,
-        other: Any,
-        drop: bool = True,
-        sorted: bool = False,
-        npartitions: int | None = None,
-        divisions: Any = None,
-        sort: bool = True,
-        shuffle_method: str | None = None,
-        upsample: float = 1.0,
-        partition_size: float = 128e6,
-        append: bool = False,
-        **options: Any,
-    ) -> ImageDataFrame: ...
-    def sort_values(
-        self,
-        by: str | list[str],
-        npartitions: int | None = None,
-        ascending: bool | list[bool] = True,
-        na_position: str = "last",
-        partition_size: float = 128e6,
-        sort_function: Callable[[pd.DataFrame], pd.DataFrame] | None = None,
-        sort_function_kwargs: Any = None,
-        upsample: float = 1.0,
-        ignore_index: bool | None = False,
-        shuffle_method: str | None = None,
-        **options: Any,
-    ) -> ImageDataFrame: ...
+    def drop(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def sample(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def nlargest(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def nsmallest(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def drop_duplicates(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def repartition(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def merge(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def join(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def shuffle(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def set_index(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...
+    def sort_values(self, *args: Any, **kwargs: Any) -> ImageDataFrame: ...

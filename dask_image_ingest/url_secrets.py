@@ -22,6 +22,7 @@ import dask
 SIGNATURE = "image-ingest.remote.signature"
 
 # Between the user's name and the host; the password itself may contain an @.
+_MAY_HAVE_SECRETS = re.compile(r"[@?#]")
 _PASSWORD = re.compile(r"(\w[\w.+-]*://[^/?#\s:@]*:)[^/?#\s]+@")
 # The links of a chain; an IPv6 address may have two colons, too.
 _CHAIN = re.compile(r"::(?=[\w+.-]+(?:::|://)|/)")
@@ -76,7 +77,7 @@ def url_identity(url: str) -> str:
     Only ``http`` and ``https`` URLs have signatures and fragments; elsewhere ``?`` and ``#`` are
     characters of a name.
     """
-    if "://" not in url:
+    if "://" not in url or not _MAY_HAVE_SECRETS.search(url):
         return url
     return "::".join(map(_link_identity, _CHAIN.split(url)))
 

@@ -1,28 +1,20 @@
 """Tokens of the user's functions: their code and the values that they use.
 
 Dask's token of an importable function is its name. But a module may be edited and reloaded, as is
-usual in a notebook, and old results must not be taken for those of the new code. So a token here
-covers bytecode, defaults, closure and the globals that the code names, also of the user's functions
-and classes among them. Modules count by name and version, other objects by what pickle sends.
-
-It is a digest of digests, not of the bytes of a pickle, which depend on which equal objects are one
-object, on the order of sets, and on random names that cloudpickle gives to classes.
+usual in a notebook, and old results must not be taken for those of the new code.
 """
 
 from __future__ import annotations
 
-import copyreg
 import dataclasses
 import dis
 import functools
 import inspect
+import pickle
 import sys
-from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from hashlib import blake2b
-from operator import attrgetter
-from pickle import PickleBuffer
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
 from dask_image_ingest.errors import FunctionError
@@ -48,12 +40,11 @@ _LIBRARIES = (
 
 _PACKAGE = f"{__name__.partition('.')[0]}."
 
-# Key in the code of a function, among names; bytecode differs between versions.
-_PYTHON = "Python"
-_VERSION = f"{sys.version_info[:2]} {sys.flags.optimize}"
+# Bytecode differs between versions.
+_PYTHON = f"{sys.version_info[:2]} {sys.flags.optimize}"
 
 
-def stable_token(value: Any, functions: bool = True) -> str:
+def stable_token(value: object, functions: bool = True) -> str:
     """Token that is the same in every process, and changes with the behaviour of a value.
 
     Parameters
@@ -69,25 +60,26 @@ def stable_token(value: Any, functions: bool = True) -> str:
     FunctionError
         If it contains an object without a stable token.
     """
-    return _Walk("stable" if functions else "no functions").digest(value)
+    return _Tokenizer("stable" if functions else "no functions").token(value)
 
 
-def token_and_code(function: Any) -> tuple[str, dict[str, str]]:
+def token_and_code(function: object) -> tuple[str, str]:
     """Token of a function within this process, and what `refuse_other_code` compares.
 
     Objects without a stable token count by id.
     """
-    walk = _Walk("process")
-    return walk.digest(function), walk.code | {_PYTHON: _VERSION}
+    return _Tokenizer("process").token(function), _code(function)
 
 
-def refuse_other_code(argument: str, code: Mapping[str, str]) -> None:
+def refuse_other_code(argument: str, function: object, code: str) -> None:
     """Refuse to run a function if this process has imported other code than the query's.
 
     Parameters
     ----------
     argument
         Name of the function in the error.
+    function
+        The function, as it has arrived in this process.
     code
         From `token_and_code`, in the process that built the query.
 
@@ -95,126 +87,146 @@ def refuse_other_code(argument: str, code: Mapping[str, str]) -> None:
     ------
     FunctionError
     """
-    if code[_PYTHON] != _VERSION:
-        return
-    loaded = [name for name in code if name.partition(":")[0] in sys.modules]
-    different = [name for name in sorted(loaded) if _loaded_code(name) != code[name]]
-    if different:
+    if code.startswith(_PYTHON) and code != _code(function):
+        name = getattr(function, "__qualname__", type(function).__qualname__)
         raise FunctionError(
-            f"{argument} uses {', '.join(different).replace(':', '.')}, and this process has other "
-            "code by that name than the query was made with. A worker imports a module once: after "
-            "an edit, let the workers import it anew by client.restart(), or send it by "
-            "client.upload_file(). Where the module was reloaded after the query was made, make "
-            "the query again"
+            f"{argument} uses {_module_of(function)}.{name}, and this process has other code by "
+            "that name than the query was made with. A worker imports a module once: after an "
+            "edit, let the workers import it anew by client.restart(), or send it by "
+            "client.upload_file(). If the module was reloaded after the query was made, make the "
+            "query again"
         )
 
 
-class _Walk:
-    """Walk over a value and all that it uses.
+def _code(function: object) -> str:
+    """Digest of the code of a function or class, and of the user's own ones that it names."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_code = isinstance(function, (FunctionType, MethodType, type))
+    return f"{_PYTHON} {_Tokenizer('code').token(function if is_code else type(function))}"
 
-    An object that pickle refuses is an error, or counts by its id ``"process"``, or by its type.
-    With ``"no functions"`` the user's functions and objects do not count at all.
+
+class _Tokenizer(pickle._Pickler):
+    """Pickler into a digest, whose bytes depend on values alone.
+
+    Those of other picklers depend on which equal objects are one object, on the order of sets, and
+    on random names that cloudpickle gives to classes. The user's functions count by their bytecode,
+    defaults, closure and globals, and modules by name and version. What pickle refuses is an error,
+    or counts by its id ("process"), or by its type ("no functions", where the user's functions and
+    objects don't count at all). With "code" the functions' values don't count.
     """
 
-    def __init__(self, mode: Literal["stable", "process", "no functions"]) -> None:
-        self.code: dict[str, str] = {}  # digest by "module:name", of importable functions
+    def __init__(self, mode: Literal["stable", "process", "no functions", "code"]) -> None:
+        self._hash = blake2b(digest_size=16)
+        super().__init__(SimpleNamespace(write=self._hash.update), protocol=5)
+        self.fast = True  # without references to objects that were written before
         self._mode = mode
-        self._open: dict[int, int] = {}  # depth of the objects that are being digested, by id
-        self._done: dict[int, tuple[Any, str]] = {}  # with the object, whose id stays its own
+        self._open: dict[int, int] = {}  # depth of the objects that are being written, by id
+        self._written: set[FunctionType | type] = set()  # with their content
 
-    def digest(self, value: Any) -> str:
-        """Digest of a value; of a plain one, its text."""
-        kind = type(value)
-        if kind in (type(None), bool, float, complex, str):
-            return f"{kind.__name__} {value!r}"
-        if kind is int:
-            return hex(value)  # the number of decimal digits is limited
-        if kind is bytes or kind is PickleBuffer:
-            return f"bytes {_hash(value if kind is bytes else value.raw())}"
-        if self._mode == "no functions" and _is_users(value):
-            return "the user's"
+    def token(self, value: object) -> str:
+        """Token of a value."""
+        self.dump(value)
+        return self._hash.hexdigest()
+
+    def save(self, value: Any, save_persistent_id: bool = True) -> None:
+        """Write a value; called by pickle for each part of a value."""
         key = id(value)
         if key in self._open:  # a cycle
-            return f"{len(self._open) - self._open[key]} above"
-        if key not in self._done:
-            self._open[key] = len(self._open)
-            parts = [self.digest(part) for part in self._parts(value)]
-            del self._open[key]
-            self._done[key] = value, _hash(repr(parts).encode())
-        return self._done[key][1]
-
-    def _parts(self, value: Any) -> Iterable[Any]:
-        kind = type(value)
-        if isinstance(value, ModuleType):
-            return value.__name__, _version(value)
-        if isinstance(value, (FunctionType, type)):
-            parts = self._class(value) if isinstance(value, type) else self._function(value)
-            return _module_name(value), value.__qualname__, *parts
-        if kind is CodeType:
-            return (_code_digest(value),)
-        if kind is list or kind is tuple:
-            return kind, *value
-        if isinstance(value, (set, frozenset)):
-            return kind, sorted(map(self.digest, value)), getattr(value, "__dict__", None)
-        if kind in _CONTENTS:
-            return kind, *(getattr(value, name) for name in _CONTENTS[kind])
-        if dataclasses.is_dataclass(kind) and _module_name(kind).startswith(_PACKAGE):
-            # Other fields follow from those of __init__, or change no result.
-            fields = (f for f in dataclasses.fields(kind) if f.init and f.compare)
-            return kind, *(getattr(value, f.name) for f in fields)
-        if hasattr(kind, "__dask_tokenize__") and _is_users(kind):
-            return kind, value.__dask_tokenize__()
-        return kind, *self._pickled(value)
-
-    def _function(self, function: FunctionType) -> Iterator[Any]:
-        yield from _closure(function)
-        if not _is_users(function):
-            # Not of Dask, whose functions are what a query consists of.
-            yield None if _module_name(function).startswith("dask") else _version(function)
+            super().save(f"{len(self._open) - self._open[key]} above")
             return
-        name = f"{function.__module__}:{function.__qualname__}"
-        digest = _code_digest(inspect.unwrap(function).__code__)
-        # Pickle sends the code itself of a function of __main__, or inside another one.
-        if function.__module__ != "__main__" and _loaded_code(name) == digest:
-            self.code[name] = digest
-        yield from (function.__code__, function.__defaults__, function.__kwdefaults__)
-        for name in sorted(_globals(function.__code__) & function.__globals__.keys()):
-            value = function.__globals__[name]
-            yield from (name, value, _version(value))
-
-    def _class(self, kind: type) -> Iterator[Any]:
-        if _is_users(kind):
-            yield from (type(kind), kind.__bases__)
-            for name, value in vars(kind).items():
-                is_code = isinstance(value, (FunctionType, *_CONTENTS))
-                if is_code or not (name.startswith("__") or name in _IGNORED):
-                    yield from (name, value)
-
-    def _pickled(self, value: Any) -> Iterable[Any]:
+        self._open[key] = len(self._open)
         try:
-            if type(value) is object:  # all have the same pickle, but a sentinel is compared by id
-                raise TypeError
-            reduce = copyreg.dispatch_table.get(type(value))
-            reduced = reduce(value) if reduce else value.__reduce_ex__(5)
+            super().save(value)
+        except FunctionError:
+            raise
         except Exception as error:  # it can't be pickled, for whatever reason
             if self._mode == "stable":
                 raise FunctionError(
                     f"an object of {type(value).__module__}.{type(value).__qualname__} has no "
                     "token that is the same in every process"
                 ) from error
-            return [id(value)] if self._mode == "process" else []
-        if isinstance(reduced, str):
-            return _module_name(value), reduced
-        # A function, its arguments, state, items.
-        return [list(part) if isinstance(part, Iterator) else part for part in reduced]
+            super().save(key if self._mode == "process" else type(value).__qualname__)
+        finally:
+            del self._open[key]
+
+    def reducer_override(self, value: Any) -> Any:
+        """Parts of a value to write in its place; called by `save`."""
+        if value is tuple or value is str or type(value) in (tuple, str, int, float, list, dict):
+            return NotImplemented  # also what the next lines return is made of
+        if self._mode == "no functions" and _is_users(value):
+            return str, ("the user's",)
+        parts = self._parts(value)
+        return NotImplemented if parts is None else (tuple, (parts,))
+
+    def _parts(self, value: Any) -> tuple[Any, ...] | None:
+        kind = type(value)
+        if isinstance(value, ModuleType):
+            return value.__name__, _version(value)
+        if isinstance(value, (FunctionType, type)):
+            # In another process a class inside a function has lost the function's name.
+            own_name = value.__name__ if self._mode == "code" else value.__qualname__
+            name = (value.__module__, own_name)
+            if value in self._written:
+                return name
+            self._written.add(value)
+            is_class = isinstance(value, type)
+            return *name, *(self._of_class(value) if is_class else self._of_function(value))
+        if kind is CodeType:
+            counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
+            names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
+            code = (value.co_code, value.co_exceptiontable, value.co_flags)
+            return *counts, names, value.co_consts, code
+        if isinstance(value, (set, frozenset)):
+            members = sorted(_Tokenizer(self._mode).token(member) for member in value)
+            return kind, members, getattr(value, "__dict__", None)
+        if kind in _CONTENTS:
+            return kind, *(getattr(value, name) for name in _CONTENTS[kind])
+        if kind is object:  # all have the same pickle, but a sentinel is compared by id
+            raise TypeError
+        if dataclasses.is_dataclass(kind) and kind.__module__.startswith(_PACKAGE):
+            # Other fields follow from those of __init__, or change no result.
+            fields = (f for f in dataclasses.fields(kind) if f.init and f.compare)
+            return kind, *(getattr(value, f.name) for f in fields)
+        if hasattr(kind, "__dask_tokenize__") and _is_users(kind):
+            return kind, value.__dask_tokenize__()
+        return None
+
+    def _of_function(self, function: FunctionType) -> tuple[Any, ...]:
+        used: dict[Any, Any] = {}
+        for number, cell in enumerate(function.__closure__ or ()):
+            with suppress(ValueError):  # an empty cell
+                used[number] = cell.cell_contents
+        if not _is_users(function):
+            # Not of Dask, whose functions are what a query consists of.
+            is_dasks = _module_of(function).startswith("dask")
+            return used, None if is_dasks else _version(function)
+        for name in sorted(_globals(function.__code__) & function.__globals__.keys()):
+            used[name] = function.__globals__[name]
+        if self._mode == "code":  # values may differ between processes
+            used = {n: v for n, v in used.items() if isinstance(v, (FunctionType, type))}
+            return function.__code__, used
+        versions = list(map(_version, used.values()))
+        return function.__code__, used, versions, function.__defaults__, function.__kwdefaults__
+
+    def _of_class(self, kind: type) -> tuple[Any, ...]:
+        if not _is_users(kind):
+            return ()
+        content = {
+            name: value
+            for name, value in sorted(vars(kind).items())
+            if isinstance(value, (FunctionType, *_CONTENTS))
+            or not (name.startswith("__") or name in _IGNORED)
+        }
+        return type(kind), kind.__bases__, content
 
 
-def _is_users(value: Any) -> bool:
+def _is_users(value: object) -> bool:
     """True for a function, class or object that is the user's, not a library's."""
     if isinstance(value, FunctionType):
         file = value.__code__.co_filename
     else:
-        module = sys.modules.get(_module_name(value))
+        module = sys.modules.get(_module_of(value))
         file = getattr(module, "__file__", None) or ""
         # A notebook has no file, nor what exec makes, nor modules made by compiled code.
         if not file and module is not None and "__builtins__" not in vars(module):
@@ -222,23 +234,16 @@ def _is_users(value: Any) -> bool:
     return not any(folder in file for folder in _LIBRARIES)
 
 
-def _module_name(value: Any) -> str:
-    named = value if isinstance(value, (FunctionType, BuiltinFunctionType, type)) else type(value)
-    return str(named.__module__)
+def _module_of(value: object) -> str:
+    return str(getattr(value, "__module__", None) or type(value).__module__)
 
 
-def _version(value: Any) -> str | None:
+def _version(value: object) -> str | None:
     """Version of the library of a value, from the nearest module that has one."""
-    name = value.__name__ if isinstance(value, ModuleType) else _module_name(value)
+    name = value.__name__ if isinstance(value, ModuleType) else _module_of(value)
     while name and not hasattr(sys.modules.get(name), "__version__"):
         name = name.rpartition(".")[0]
     return str(sys.modules[name].__version__) if name else None
-
-
-def _closure(function: FunctionType) -> Iterator[Any]:
-    for cell in function.__closure__ or ():
-        with suppress(ValueError):  # an empty cell
-            yield cell.cell_contents
 
 
 @functools.lru_cache(2000)
@@ -250,26 +255,3 @@ def _globals(code: CodeType) -> frozenset[str]:
         if isinstance(inner, CodeType):
             read |= _globals(inner)
     return frozenset(read - {step.argval for step in steps if step.opname == "STORE_GLOBAL"})
-
-
-@functools.lru_cache(2000)  # each task compares the code of its functions
-def _code_digest(code: CodeType) -> str:
-    """Digest of a code object, without its file and its line numbers."""
-    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
-    parts = (counts, names, code.co_consts, code.co_code, code.co_exceptiontable)
-    return _Walk("stable").digest(parts)
-
-
-def _loaded_code(name: str) -> str | None:
-    """Digest of the code of a function that this process has loaded; None if there is none."""
-    module, _, qualname = name.partition(":")
-    try:
-        function = inspect.unwrap(attrgetter(qualname)(sys.modules[module]))
-        return _code_digest(getattr(function, "__func__", function).__code__)
-    except (AttributeError, KeyError):
-        return None
-
-
-def _hash(data: Any) -> str:
-    return blake2b(data, digest_size=16).hexdigest()

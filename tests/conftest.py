@@ -1,5 +1,6 @@
 """Seeds of random tests; shards of real photographs and an S3 server, made once for all."""
 
+import collections
 import contextlib
 import gc
 import os
@@ -30,6 +31,8 @@ os.environ["GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT"] = "false"
 pytest.register_assert_rewrite("contract", "processes")
 
 pytest_plugins = ["output_folders"]
+
+CASES = 8  # of a test with parameters that `make test` runs; the others are marked `more`
 
 
 def pytest_addoption(parser):
@@ -88,13 +91,27 @@ def pytest_runtest_makereport(item, call):
     return report
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """The slow tests come first, or a core waits at the end for one of a minute on another."""
+    mark_further_cases(items)
     if not config.option.nightly:
         left_out = [item for item in items if item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+def mark_further_cases(items):
+    """Mark as ``more`` all but eight of the cases of a test, which are from all of its list."""
+    cases = collections.defaultdict(list)
+    for item in items:
+        cases[item.nodeid.partition("[")[0]].append(item)
+    for listed in cases.values():
+        first = {number * len(listed) // CASES for number in range(CASES)}
+        for number, item in enumerate(listed):
+            if len(listed) > CASES and number not in first:
+                item.add_marker(pytest.mark.more)
 
 
 @pytest.fixture(autouse=True)

@@ -4,9 +4,7 @@ In: a frame with a column of images. Out: arrays, batches, thumbnails, new colum
 computed here: each method calls the subpackage that does it.
 """
 
-import dask_image_ingest.accessor.eager
-import dask_image_ingest.accessor.lazy  # noqa: F401  both register accessors
-from dask_image_ingest.accessor.eager import register_html
+from dask_image_ingest.accessor.frames import register_html  # its import registers the accessors
 
 __all__: list[str] = []
 

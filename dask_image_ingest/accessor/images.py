@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -19,20 +20,16 @@ from dask_image_ingest.arguments import (
     column_names,
     whole_number,
 )
-from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import image_columns, reference_columns
 from dask_image_ingest.loader import (
     FORMATS,
     Batches,
-    Facts,
     Format,
-    FrameRows,
+    FrameSource,
     Schedule,
-    Source,
-    make_buckets,
-    make_sample,
-    once,
+    parse_buckets,
+    parse_sampling,
     parse_shard,
 )
 from dask_image_ingest.ops import (
@@ -98,22 +95,13 @@ class Images(ABC, Generic[Frame, Series]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
 
-    def _shape(self, image: str) -> ImageShape | None:
-        """The shape of the images, as far as it is known without computing."""
-        return None
-
-    @abstractmethod
-    def _facts(self, image: str) -> list[str]:
-        """Facts about the images that are known without computing, as phrases."""
-
     def __repr__(self) -> str:
         columns = ", ".join(map(repr, self._columns()))
         try:
             image = self.column
         except ArgumentError as error:
             return f"<images of {columns}: {error}>"
-        facts = [f"images in column {image!r}", *self._facts(image), f"columns {columns}"]
-        return f"<{'; '.join(facts)}>"
+        return f"<images in column {image!r}; columns {columns}>"
 
     @property
     def column(self) -> str:
@@ -290,22 +278,6 @@ class Images(ABC, Generic[Frame, Series]):
         0    0000  114.6...
         1    0001  129.1...
         2    0002  115.3...
-
-        Images as output:
-
-        >>> mirrored = ddf.images.map_batches(lambda images: images[:, :, ::-1], {"image": "image"})
-        >>> mirrored.head(1).images.arrays()[0].shape
-        (224, 224, 3)
-
-        Images with their captions:
-
-        >>> def letters_per_pixel(images, captions):
-        ...     return [len(text) / image[..., 0].size for image, text in zip(images, captions)]
-        >>> scored = ddf.images.map_batches(
-        ...     letters_per_pixel, {"score": "float32"}, inputs=["image", "txt"]
-        ... )
-        >>> float(scored["score"].head(1).iloc[0])
-        0.00105...
 
         A model, loaded once per worker:
 
@@ -539,8 +511,7 @@ class Images(ABC, Generic[Frame, Series]):
         ------
         ArgumentError
             If integers, booleans or arrays of one shape are null, or a column has other values than
-            its declared dtype, naming the row and its shard; for a position of other rows, or of
-            another seed or epoch.
+            its declared dtype; for a position of other rows, or of another seed or epoch.
         MissingDependencyError
             If ``format`` needs CuPy or torch, and it is not installed.
 
@@ -564,12 +535,8 @@ class Images(ABC, Generic[Frame, Series]):
         check_choice("format", format, FORMATS)
         return self._batches(
             columns,
-            (weights, balance, replacement),
-            buckets,
-            shuffle=shuffle,
+            self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
             epoch=epoch,
-            steps=steps,
-            repeat=repeat,
             batch_size=batch_size,
             format=format,
             drop_last=drop_last,
@@ -580,32 +547,32 @@ class Images(ABC, Generic[Frame, Series]):
             collate_fn=collate_fn,
         )
 
+    def _schedule(
+        self,
+        shuffle: int | None,
+        steps: int | None,
+        repeat: bool,
+        weights: str | None,
+        balance: str | None,
+        replacement: bool,
+        buckets: Any,
+    ) -> Schedule:
+        sampling = parse_sampling(weights, balance, replacement, self._columns())
+        shapes = parse_buckets(buckets, self._columns())
+        return Schedule(shuffle, None, steps, repeat, sampling, shapes)
+
     def _batches(
         self,
         columns: Sequence[str] | None,
-        drawn: tuple[Any, Any, bool],
-        buckets: Any,
+        schedule: Schedule,
         *,
-        shuffle: int | None,
         epoch: int | None,
-        steps: int | None,
-        repeat: bool,
-        facts: Facts | None = None,
         **options: Any,
     ) -> Batches:
-        rows = self._frame_rows(columns)
-        known: Facts = {} if facts is None else facts
+        schedule = dataclasses.replace(schedule, epoch=epoch)
+        return Batches([self._source(columns)], schedule=schedule, **options)
 
-        def compute(name: str) -> pd.Series:
-            compute_column = functools.partial(self._computed_column, rows.names, name)
-            return once(known, ("column", name), compute_column)
-
-        sample = make_sample(*drawn, self._columns(), compute)
-        sizes = make_buckets(buckets, self._columns(), compute)
-        schedule = Schedule(shuffle, epoch, steps, repeat, sample, sizes)
-        return Batches([rows], schedule=schedule, facts=known, **options)
-
-    def _frame_rows(self, columns: Sequence[str] | None) -> FrameRows:
+    def _source(self, columns: Sequence[str] | None) -> FrameSource:
         """The rows with their image and some of the other columns, for batches.
 
         Raises
@@ -614,7 +581,10 @@ class Images(ABC, Generic[Frame, Series]):
         """
         has_images = self._chosen is not None or image_columns(self._meta())
         image = self.column if has_images else None
-        names = [*([] if image is None else [image]), *self._other_columns(columns, image)]
+        existing = self._columns()
+        chosen = existing if columns is None else column_names(columns, existing)
+        check_unique(chosen, existing)
+        names = [*([] if image is None else [image]), *(n for n in chosen if n != image)]
         if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
             raise ArgumentError(
                 f"iter_batches: {', '.join(map(repr, repeated))} would be in a batch twice: name "
@@ -622,15 +592,11 @@ class Images(ABC, Generic[Frame, Series]):
             )
         if not names:
             raise ArgumentError("iter_batches: the batches would have no column: name some")
-        shape = None if image is None else self._shape(image)
-        return FrameRows(self._source(names, image), self._meta()[names], image, shape)
+        return self._source_of(names, image)
 
     @abstractmethod
-    def _source(self, columns: list[str], image: str | None) -> Source: ...
-
-    @abstractmethod
-    def _computed_column(self, columns: list[str], name: str) -> pd.Series:
-        """A column of all rows of batches of ``columns``, in memory."""
+    def _source_of(self, columns: list[str], image: str | None) -> FrameSource:
+        """The source of these columns."""
 
     def dataloader(
         self,
@@ -686,7 +652,7 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            As :meth:`iter_batches`, and for options that such a ``DataLoader`` refuses.
+            As :meth:`iter_batches`.
         MissingDependencyError
             If torch is not installed.
 
@@ -708,11 +674,7 @@ class Images(ABC, Generic[Frame, Series]):
         make = functools.partial(
             self._batches,
             columns,
-            (weights, balance, replacement),
-            buckets,
-            shuffle=shuffle,
-            steps=steps,
-            repeat=repeat,
+            self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
             batch_size=batch_size,
             format="torch",
             drop_last=drop_last,
@@ -864,12 +826,6 @@ class Images(ABC, Generic[Frame, Series]):
 
     def _columns(self) -> list[str]:
         return list(self._frame.columns)
-
-    def _other_columns(self, columns: Sequence[str] | None, image: str | None) -> list[str]:
-        existing = self._columns()
-        names = existing if columns is None else column_names(columns, existing)
-        check_unique(names, existing)
-        return [name for name in names if name != image]
 
 
 def as_frame(series: Any) -> Any:

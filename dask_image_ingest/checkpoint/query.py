@@ -24,7 +24,7 @@ from dask_image_ingest.checkpoint.stored_frame import ReadStored
 from dask_image_ingest.dask_internals import convert_legacy_graph, new_collection
 from dask_image_ingest.dataset.plan import ImageNode, Read, Scan, partition_sources
 from dask_image_ingest.dataset.references import Decode
-from dask_image_ingest.dataset.scan import Partition, ShardSplit
+from dask_image_ingest.dataset.scan import Partition
 from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.export import QueryStep, digest_of, operation_name, query_steps
 from dask_image_ingest.storage import Shard
@@ -107,7 +107,7 @@ def choose_splits(
 def _parts(partition: Partition, parts: int) -> list[Partition]:
     """The shards of a partition in so many parts."""
     return [
-        tuple(ShardSplit(split.shard, part, parts, split.index) for split in partition)
+        tuple(replace(split, part=part, parts=parts) for split in partition)
         for part in range(parts)
     ]
 
@@ -209,7 +209,7 @@ def _splits_of(expr: Any) -> tuple[Partition, ...]:
     for step in expr.walk():
         _check_step(step)
     splits = partition_sources(expr)
-    if not isinstance(splits, tuple):
+    if splits is None:
         raise ArgumentError(
             "checkpoint: the frame combines frames of different shards, but a stored partition "
             "belongs to one shard. Checkpoint each frame, then combine the results"

@@ -28,6 +28,7 @@ from dask_image_ingest.dataset.scan.file_rows import MOST_ENCODED
 from dask_image_ingest.dataset.scan.partitioning import (
     Partition,
     ShardSplit,
+    first_labels,
     parse_partition_size,
 )
 from dask_image_ingest.dataset.schema.columns import (
@@ -255,9 +256,11 @@ def _partitions(
             decoded = max(1, rows * sum(math.prod(filter(None, shape)) for shape in shapes))
         most = max(1, min(most, largest * files[0].size // decoded))
     partitions: list[Partition] = []
+    labels = first_labels(file.url for file in files)
     for file in files:
         known = file.size > 0 and files[0].size > 0
         bound = -(-rows * file.size // files[0].size) if known else 1
         parts = max(1, min(-(-file.size // most), bound))
-        partitions += [(ShardSplit(file, part, parts),) for part in range(parts)]
+        whole = ShardSplit(file, 0, parts, first_label=labels[file.url])
+        partitions += [(replace(whole, part=part),) for part in range(parts)]
     return tuple(partitions)

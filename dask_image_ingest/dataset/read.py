@@ -214,7 +214,7 @@ def read_webdataset_images(
     -------
     dask.dataframe.DataFrame
         Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
-        ``channels``, ``error``, the components, the sidecar's columns, and ``image``: struct<data:
+        ``channels``, ``error``, those of members and of the sidecar, and ``image``: struct<data:
         large_binary, height, width, channels: int32> (on cuDF, which has no type for bytes, data:
         list<uint8>), null if there is an error. The index numbers the samples of each shard. See
         ``.images`` for the pixels.
@@ -318,7 +318,7 @@ def read_webdataset_images(
             break
         except UnusableIndexError:  # of the first shard: it was removed from `indexes`
             continue
-    columns_token = str((schema.components, schema.sidecar))
+    columns_token = str((schema.member_columns, schema.sidecar))
     # Indexes are part of the token: of two datasets with equal tokens, Dask keeps the older one.
     index_versions = sorted(
         (url, index.url, index.required, index.file.version if index.file else "")

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.computing import BAD, DECODED, count
+from dask_image_ingest.decode import crash_log
 from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
-from dask_image_ingest.decode.crash_guard import crash_log, crashed, decode_guarded
+from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage

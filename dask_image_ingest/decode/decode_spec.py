@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -76,8 +76,8 @@ class DecodeSpec:
         `Origin.draw` of all images that have none of their own.
     token : str
         Dask token of all options.
-    transform_code : mapping of str to str
-        Digests of the transform's code, by which a worker refuses another version.
+    transform_code : str
+        Digest of the transform's code, by which a worker refuses another version.
     version : str
         Version of this package in the process that planned the decode.
     """
@@ -93,7 +93,7 @@ class DecodeSpec:
     augment: RandomResizedCrop | None = None
     draw: int = 0
     token: str = field(init=False, repr=False)
-    transform_code: Mapping[str, str] = field(init=False, repr=False)
+    transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -112,7 +112,7 @@ class DecodeSpec:
         if self.draw:
             options.append(("draw", self.draw))
         transform: str | None = None
-        code: dict[str, str] = {}
+        code = ""
         if self.transform is not None:
             transform, code = token_and_code(self.transform)
         object.__setattr__(self, "token", tokenize(tuple(options), transform))

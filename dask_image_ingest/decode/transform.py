@@ -169,7 +169,7 @@ class Transform:
 
     def __init__(self, decoding: DecodeSpec) -> None:
         assert decoding.transform is not None
-        refuse_other_code("transform=", decoding.transform_code)
+        refuse_other_code("transform=", decoding.transform, decoding.transform_code)
         self._decoding = decoding
         self._parallel = 1 if decoding.device == "gpu" else min(_MAX_PARALLEL, decode_threads())
         # A thread pops the pipeline that it uses, and appends it again when its batch is done.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection, Mapping, Sequence
-from itertools import chain, compress
+from itertools import compress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.schema import image_member
-from dask_image_ingest.export.export_options import Options
+from dask_image_ingest.export.files import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, META_NAME, Sample, ShardIndex, duplicate_error
 
 #: Where a member's bytes are: in the source shard, in the file of expanded members, or in a column.
@@ -28,8 +29,15 @@ _MEMBER = pa.struct(
     ]
 )
 
-# Columns beside the members; see `Row`.
-_FIELDS = {"image": pa.int32(), "reason": pa.string()}
+# Columns of selected members; see `Row`.
+_FIELDS = {
+    "members": pa.list_(_MEMBER),
+    "image": pa.int32(),
+    "sample": pa.int64(),
+    "reason": pa.string(),
+}
+#: Their names.
+SELECTED = list(_FIELDS)
 
 _IMAGES = IMAGE_EXTENSIONS.split(";")
 
@@ -43,13 +51,26 @@ class Row(NamedTuple):
         Extension, where (`SOURCE`, `EXPANDED`, `COLUMN` or `MERGED`), offset and size of each.
     image
         Position of the image in ``members``; None without one.
+    sample
+        A number that tells the sample from others of its shard: the offset of its first member.
+        None if it is in no shard.
     reason
         None unless the row is rejected.
     """
 
     members: tuple[tuple[str, int, int, int], ...] = ()
     image: int | None = None
+    sample: int | None = None
     reason: str | None = None
+
+
+def select(index: ShardIndex, wanted: pa.RecordBatch, options: Options) -> tuple[pa.Table, bool]:
+    """Select the members of rows of one shard, as a table of `SELECTED`; see `select_members`."""
+    together = select_vectorized(index, wanted, options)
+    if together is not None:
+        return together
+    rows, renamed = select_members(index, wanted, options)
+    return as_table(rows), renamed
 
 
 def select_members(
@@ -63,27 +84,33 @@ def select_members(
     offsets = set(columns["offset"])
     keys = {k for k, o in zip(columns["key"], columns["offset"], strict=True) if o is None}
     # Several samples at one offset are hard links to the same file.
-    by_offset: dict[int, dict[str, list[Sample]]] = {}
+    by_offset: dict[int, list[Sample]] = {}
     by_key: dict[str, list[Sample]] = {}
     for sample in index.samples:
         for offset in {span[0] for span in sample.members.values()} & offsets:
-            by_offset.setdefault(offset, {}).setdefault(sample.key, []).append(sample)
+            by_offset.setdefault(offset, []).append(sample)
         if sample.key in keys:
             by_key.setdefault(sample.key, []).append(sample)
     column_sizes = _column_sizes(columns, options)
     rows, renamed = [], False
     locations = zip(columns["key"], columns["offset"], columns["nbytes"], strict=True)
-    for number, (key, offset, nbytes) in enumerate(locations):
+    for row, (key, offset, nbytes) in enumerate(locations):
         if offset is None:
-            match = _sample_by_key(by_key.get(key, ()), nbytes, index)
+            match = _sample_by_key(by_key.get(key, []), nbytes)
             renamed |= key not in by_key
         else:
-            match = _sample_by_offset(by_offset.get(offset, {}), key, offset, nbytes)
+            samples = by_offset.get(offset, [])
+            match = _sample_by_offset(samples, key, offset, nbytes)
         if isinstance(match, str):
             rows.append(Row(reason=match))
             continue
-        renamed |= match[0].key != key
-        rows.append(_select(key, *match, [sizes[number] for sizes in column_sizes], options))
+        sample, image = match
+        renamed |= sample.key != key
+        sizes = [of_rows[row] for of_rows in column_sizes]
+        first = min(span[0] for span in sample.members.values())
+        if offset is not None and len(samples) > 1:
+            first = -1 - zlib.crc32(sample.key.encode())  # samples of hard links share it
+        rows.append(_select(key, sample, image, sizes, options)._replace(sample=first))
     return rows, renamed
 
 
@@ -147,7 +174,8 @@ def select_vectorized(
     # The image's position among the kept members of its sample.
     position = np.cumsum(is_kept)[images] - 1 - begin[samples]
     position = pa.array(position, mask=~is_kept[images])
-    table = _table(np.array([0, *ends]), members, image=position)
+    first = np.minimum.reduceat(offsets, np.searchsorted(rows, np.arange(len(index))))[samples]
+    table = _table(np.array([0, *ends]), members, image=position, sample=pa.array(first))
     return table, not index.keys.take(pa.array(samples)).equals(keys)
 
 
@@ -158,6 +186,7 @@ def as_table(rows: Sequence[Row]) -> pa.Table:
         np.cumsum([0, *(len(row.members) for row in rows)]),
         list(zip(*members, strict=True)) or [()] * len(_MEMBER),
         image=[row.image for row in rows],
+        sample=[row.sample for row in rows],
         reason=[row.reason for row in rows],
     )
 
@@ -174,7 +203,8 @@ def _table(ends: np.ndarray, members: Sequence[Any], **columns: Any) -> pa.Table
     listed = pa.ListArray.from_arrays(
         pa.array(ends, pa.int32()), pa.StructArray.from_arrays(arrays, fields=list(_MEMBER))
     )
-    table = {"members": listed}
+    columns["members"] = listed
+    table = {}
     for name, type_ in _FIELDS.items():
         values = columns.get(name, pa.nulls(len(listed), type_))
         table[name] = (
@@ -183,49 +213,43 @@ def _table(ends: np.ndarray, members: Sequence[Any], **columns: Any) -> pa.Table
     return pa.table(table)
 
 
+# A sample, and the extension of its image.
+_Match = tuple[Sample, str | None]
+
+
 def _sample_by_offset(
-    by_key: Mapping[str, Sequence[Sample]], key: str, offset: int, nbytes: int | None
-) -> tuple[Sample, str | None] | str:
-    """The sample and the extension of its member at an offset; else a reason to reject the row."""
-    samples = by_key[key] if key in by_key else list(chain.from_iterable(by_key.values()))
+    samples: Sequence[Sample], key: str, offset: int, nbytes: int | None
+) -> _Match | str:
+    """The sample with a member at an offset; else a reason to reject the row."""
+    if len(samples) > 1:  # hard links
+        samples = [sample for sample in samples if sample.key == key] or samples
     if len(samples) > 1:
         return (
             f"ambiguous-sample: {len(samples)} samples of its shard have the image at byte "
             f"{offset}, by hard links, and it has the key of none of them alone"
         )
-    sample = samples[0] if samples else None
-    for extension, span in sample.members.items() if sample else ():
-        if span[0] == offset and nbytes in (None, span[1]):
-            return sample, extension  # type: ignore[return-value]
+    for sample in samples:
+        for extension, span in sample.members.items():
+            if span[0] == offset and nbytes in (None, span[1]):
+                return sample, extension
     return (
         f"lost-sample: its shard has no member of {nbytes} bytes at byte {offset}; has it changed "
         "since it was read?"
     )
 
 
-def _sample_by_key(
-    samples: Sequence[Sample], nbytes: int | None, index: ShardIndex
-) -> tuple[Sample, str | None] | str:
-    """The sample (of those with the row's key) and its image, for a row without an offset.
+def _sample_by_key(samples: Sequence[Sample], nbytes: int | None) -> _Match | str:
+    """The sample of a row without an offset; else a reason to reject the row.
 
     Reads give no offset if the image is missing or sparse, or if the sample has a member twice;
-    then ``nbytes``, if any, must match. Else a reason to reject the row.
+    then ``nbytes``, if any, must match.
     """
-    matches = []
+    if len(samples) > 1:
+        return "ambiguous-sample: it has no offset, and its shard has several samples of its key"
     for sample in samples:
-        image = image_member(sample, _IMAGES)
-        span = None if image is None else sample.members[image]
-        if nbytes is None and len(samples) == 1:
-            return sample, None
-        size = None
-        if span is not None and (sample.duplicates or span[0] in index.sparse):
-            size = span[1]
-        if size == nbytes:
-            matches.append((sample, image))
-    if len(matches) == 1:
-        return matches[0]
-    if matches:
-        return "ambiguous-sample: its shard has several samples of this key without an image"
+        image = None if nbytes is None else image_member(sample, _IMAGES)
+        if nbytes is None or (image is not None and sample.members[image][1] == nbytes):
+            return sample, image
     return "lost-sample: its shard has no sample of this key without an image"
 
 

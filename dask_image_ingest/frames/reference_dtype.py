@@ -27,7 +27,6 @@ REFERENCE = pa.struct(
         pa.field("offset", pa.int64()),
         pa.field("nbytes", pa.int64()),
         pa.field("bytes", pa.large_binary()),
-        pa.field("missing", pa.string()),
     ]
 )
 
@@ -51,8 +50,6 @@ class ImageReference(UrlHolder):
         sample has no image.
     bytes
         The encoded image itself, if its shard has no random access; else None.
-    missing
-        Why the sample has no image, if the shard tells more than that; else None.
     """
 
     url: str | None
@@ -63,7 +60,6 @@ class ImageReference(UrlHolder):
     offset: int | None = None
     nbytes: int | None = None
     bytes: bytes | memoryview | None = None
-    missing: str | None = None
 
     def __hash__(self) -> int:
         # A sample of the bytes is enough; __eq__ compares all.

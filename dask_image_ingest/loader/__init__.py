@@ -6,28 +6,23 @@ with a position to resume from.
 """
 
 from dask_image_ingest.loader.batch_format import FORMATS, Format, as_pandas
-from dask_image_ingest.loader.buckets import make_buckets
-from dask_image_ingest.loader.iter_batches import Batches, FrameRows, Schedule
+from dask_image_ingest.loader.iter_batches import Batches, Schedule
 from dask_image_ingest.loader.mix_batches import mix_batches
-from dask_image_ingest.loader.order import Position, parse_shard
-from dask_image_ingest.loader.sample import make_sample
-from dask_image_ingest.loader.source import Facts, Source, computed_column, lazy_source, once
+from dask_image_ingest.loader.position import Position, parse_shard
+from dask_image_ingest.loader.sampling import parse_buckets, parse_sampling
+from dask_image_ingest.loader.source import FrameSource, lazy_source
 
 __all__ = [
     "FORMATS",
     "Batches",
-    "Facts",
     "Format",
-    "FrameRows",
+    "FrameSource",
     "Position",
     "Schedule",
-    "Source",
     "as_pandas",
-    "computed_column",
     "lazy_source",
-    "make_buckets",
-    "make_sample",
     "mix_batches",
-    "once",
+    "parse_buckets",
+    "parse_sampling",
     "parse_shard",
 ]

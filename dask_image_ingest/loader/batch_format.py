@@ -25,10 +25,6 @@ def converter(format: Format, backend: Backend) -> Convert:
     """Return a function that converts an array of the backend to ``format``.
 
     For torch and CuPy, arrays of strings and of times become lists.
-
-    Raises
-    ------
-    MissingDependencyError
     """
     if format == "numpy":
         return lambda array: array if isinstance(array, np.ndarray) else backend.host(array)
@@ -67,14 +63,17 @@ def batch_of(
     batch: dict[str, Any] = {}
     for name, images in rows.images.items():
         if not images:
-            stacked = _no_images(shape if name == image else None, name == image and normalize)
-            stacked = backend.numpy.asarray(stacked)
+            known = shape if name == image and shape is not None else (None, None, None)
+            height, width, channels = (edge or 0 for edge in known)
+            if name == image and normalize is not None:
+                stacked = backend.numpy.empty((0, channels, height, width), np.float32)
+            else:
+                stacked = backend.numpy.empty((0, height, width, channels), np.uint8)
         elif name == image and normalize is not None:
             stacked = normalize.batch(images, backend)
         else:
             stacked = stack_views(images, backend)
-        is_list = isinstance(stacked, list)
-        batch[name] = [convert(each) for each in stacked] if is_list else convert(stacked)
+        batch[name] = _converted(stacked, convert)
     return batch | {name: _converted(values, convert) for name, values in rows.columns.items()}
 
 
@@ -87,13 +86,6 @@ def _converted(values: Any, convert: Convert) -> Any:
     return convert(values) if hasattr(values, "dtype") and values.ndim else values
 
 
-def _no_images(shape: ImageShape | None, is_normalized: Any) -> np.ndarray:
-    height, width, channels = (edge or 0 for edge in shape or (None, None, None))
-    if is_normalized:
-        return np.empty((0, channels, height, width), np.float32)
-    return np.empty((0, height, width, channels), np.uint8)
-
-
 class Normalize(NamedTuple):
     """Normalization (value / 255 - mean) / std, as value × scale + shift.
 
@@ -104,12 +96,7 @@ class Normalize(NamedTuple):
     shift: np.ndarray
 
     def batch(self, images: Sequence[Any], backend: Backend) -> Any:
-        """Normalize images of one shape: float32 (n, channels, height, width).
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Normalize images of one shape: float32 (n, channels, height, width)."""
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
             one, other = sorted(shapes)[:2]
@@ -132,12 +119,7 @@ class Normalize(NamedTuple):
 
 
 def parse_normalize(normalize: Any) -> Normalize | None:
-    """Check the argument ``normalize=`` of ``iter_batches``.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None
     try:
@@ -203,26 +185,13 @@ class BatchRows:
         return cls(sum(map(len, parts)), images, columns)
 
 
-Where = Callable[[int], str]
-
-
 def rows_of(
-    frame: Any, image: str | None, backend: Backend, meta: Any, where: Where
+    frame: Any, image: str | None, backend: Backend, meta: Any
 ) -> tuple[BatchRows, np.ndarray]:
     """The rows of a partition that have an image in every image column, and their numbers.
 
-    Parameters
-    ----------
-    frame
-        The partition.
-    image
-        The first image column; None for a frame without images.
-    backend
-        The backend of the frame.
-    meta
-        An empty frame of the declared dtypes.
-    where
-        Says in errors where a row of ``frame`` is from, given its number.
+    ``image`` is the first image column; None for a frame without images. ``meta`` is an empty frame
+    of the declared dtypes.
 
     Raises
     ------
@@ -240,71 +209,53 @@ def rows_of(
     if len(present) < len(frame):
         rows = rows.take(present)
         images = {name: [arrays[row] for row in present] for name, arrays in images.items()}
-    columns = {
-        name: _column(rows[name], meta[name].dtype, backend, lambda row: where(int(present[row])))
-        for name in rows.columns
-    }
+    columns = {name: _column(rows[name], meta[name].dtype, backend) for name in rows.columns}
     return BatchRows(len(present), images, columns), present
 
 
-def _column(series: Any, dtype: Any, backend: Backend, where: Where) -> Any:
+def _column(series: Any, dtype: Any, backend: Backend) -> Any:
     """A column in the form that its declared dtype has in each batch.
 
     That is an array of one dtype, or a list of rows for lists, structs and Python objects.
     """
-    name = series.name
-    if (kind := getattr(dtype, "kind", "")) in "iub":
-        _refuse_nulls(series, dtype, where)
+    kind = getattr(dtype, "kind", "")
+    if kind in "iub" and series.isna().any():
+        raise _nulls(series, dtype)
     if series.dtype != dtype and not isinstance(dtype, pd.CategoricalDtype):
         try:
             cast = series.astype(dtype)
         except (TypeError, ValueError) as error:
-            raise _undeclared(series, dtype, f"{series.dtype} in {where(0)}") from error
-        if kind in "iub" and len(changed := np.flatnonzero(as_pandas(cast != series))):
-            row = int(changed[0])
-            raise _undeclared(series, dtype, f"{series.iloc[row]} in {where(row)}")
+            raise _undeclared(series, dtype) from error
+        if kind in "iub" and (cast != series).any():
+            raise _undeclared(series[cast != series], dtype)
         series = cast
     if not backend.has_rows(dtype):
         values = backend.values(series)
         if values is None:
-            _refuse_nulls(series, dtype, where)
+            raise _nulls(series, dtype)
         return values
     try:
         return backend.rows(series)
     except NullsError:
-        row = next(row for row in range(len(series)) if _has_nulls(series.iloc[[row]], backend))
-        raise ArgumentError(
-            f"iter_batches: a list of column {name!r} has nulls among its numbers in {where(row)}, "
-            f"and {dtype} has no value for these: fill them before, or leave the column out with "
-            "columns="
-        ) from None
+        raise _nulls(series, dtype, "a list of ") from None
 
 
-def _refuse_nulls(series: Any, dtype: Any, where: Where) -> None:
-    missing = np.flatnonzero(as_pandas(series.isna()))
-    if len(missing):
-        name = series.name
-        raise ArgumentError(
-            f"iter_batches: column {name!r} has nulls, the first in {where(int(missing[0]))}, and "
-            f"{dtype} has no value for these: drop such rows before, "
-            f"ddf[ddf[{name!r}].notnull()], fill them, or leave the column out with columns="
-        )
-
-
-def _undeclared(series: Any, dtype: Any, found: str) -> ArgumentError:
+def _nulls(series: Any, dtype: Any, of: str = "") -> ArgumentError:
     name = series.name
     return ArgumentError(
-        f"iter_batches: column {name!r} is declared as {dtype}, and is {found}: convert it before, "
-        f"ddf.astype({{{name!r}: ...}}), or correct meta= of the function that made it"
+        f"iter_batches: {of}column {name!r} has nulls, and {dtype} has no value for these: drop "
+        f"such rows before, ddf[ddf[{name!r}].notnull()], fill them, or leave the column out with "
+        "columns="
     )
 
 
-def _has_nulls(series: Any, backend: Backend) -> bool:
-    try:
-        backend.rows(series)
-    except NullsError:
-        return True
-    return False
+def _undeclared(series: Any, dtype: Any) -> ArgumentError:
+    name = series.name
+    return ArgumentError(
+        f"iter_batches: column {name!r} is declared as {dtype}, and has {shown(series.iloc[0])} of "
+        f"{series.dtype}: convert it before, ddf.astype({{{name!r}: ...}}), or correct meta= of "
+        "the function that made it"
+    )
 
 
 def as_pandas(column: Any) -> pd.Series:

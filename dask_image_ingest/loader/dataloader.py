@@ -5,21 +5,23 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 
-from dask_image_ingest.arguments import shown, whole_number
+from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
-from dask_image_ingest.loader.order import (
+from dask_image_ingest.loader.position import (
+    Loop,
+    Loops,
     Position,
     Share,
     parse_shard,
     parse_start,
     torch_rank,
-    torch_worker,
+    worker_of_loader,
 )
 
 try:
@@ -31,7 +33,6 @@ except ImportError as error:
         "this machine"
     ) from error
 
-from dask_image_ingest.loader.loops import Loop, Loops
 from dask_image_ingest.loader.source import Facts
 from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
 
@@ -174,26 +175,16 @@ class TorchDataset(IterableDataset):
         else:
             epoch, start = self._iterated, self._batches.position
             is_own = get_worker_info() is not None
-        return {"epoch": epoch, "start": _plain(start), "own": is_own}
+        plain = list(start) if isinstance(start, Position) else start
+        return {"epoch": epoch, "start": plain, "own": is_own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next loop at the position of ``state``.
 
         If ``set_epoch`` was called before the loop, its epoch is that of ``state``, or ``state`` is
         at the end of one: in the middle of an epoch another one cannot begin.
-
-        Raises
-        ------
-        ArgumentError
-            If ``state`` is not from ``state_dict``.
         """
-        if not isinstance(state, Mapping) or not {"epoch", "start", "own"} <= set(state):
-            raise ArgumentError(
-                f"load_state_dict: {shown(state)} is not what state_dict() gives, which is a dict "
-                "of 'epoch', 'start' and 'own'"
-            )
-        epoch = whole_number("epoch", state["epoch"], 0, "pass what state_dict() gave")
-        loop = Loop(epoch, parse_start(state["start"]))
+        loop = Loop(state["epoch"], parse_start(state["start"]))
         if state["own"] and get_worker_info() is not None:
             self._resumed = loop
         else:
@@ -212,12 +203,7 @@ class TorchDataset(IterableDataset):
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
 
     def refuse_division(self) -> None:
-        """Refuse that accelerate divides the batches among the ranks, of which each has its part.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """Refuse that accelerate divides batches among ranks, of which each has its part."""
         if self.world > 1:
             raise ArgumentError(
                 "accelerate would divide the batches among the ranks, and each has its part "
@@ -231,7 +217,7 @@ class TorchDataset(IterableDataset):
             process, rank = self._unpickled
             if process == os.getpid():
                 return rank
-        return torch_rank()
+        return torch_rank() or (0, 1)
 
     def _start_in(self, epoch: int, start: int | Position) -> int | Position:
         """Start in an epoch: ``start``, or its beginning if another one ends there."""
@@ -247,15 +233,11 @@ class TorchDataset(IterableDataset):
 
     def _iterate(self, loop: Loop, is_resumed: bool = False) -> Batches:
         """The batches of a loop; ``is_resumed`` if it starts with a step of this very worker."""
-        worker, workers = torch_worker()
+        worker, workers = worker_of_loader() or (0, 1)
         share = (self._share or Share(*self._rank()))._replace(
             worker=0 if is_resumed else worker, workers=workers
         )
         return self._make(epoch=loop.epoch, start=loop.start, share=share, facts=self._facts)
-
-
-def _plain(start: Any) -> Any:
-    return list(start) if isinstance(start, Position) else start
 
 
 class BatchLoader(DataLoader):
@@ -283,12 +265,7 @@ class BatchLoader(DataLoader):
 
     @property
     def _is_accelerate_prepared(self) -> bool:
-        """False; accelerate asks before it takes the loader for one that it has to divide.
-
-        Raises
-        ------
-        ArgumentError
-        """
+        """False; accelerate asks before it takes the loader for one that it has to divide."""
         self.dataset.refuse_division()
         return False
 
@@ -312,18 +289,8 @@ def make_dataset(make: MakeBatches, start: Any, shard: Any, goes_on: bool = Fals
 def make_dataloader(
     make: MakeBatches, start: Any, shard: Any, options: dict[str, Any]
 ) -> BatchLoader:
-    """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes.
-
-    Raises
-    ------
-    ArgumentError
-        For options that a ``DataLoader`` of such a dataset does not take.
-    """
-    dataset = make_dataset(make, start, shard)
-    try:
-        loader = BatchLoader(dataset, batch_size=None, **options)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"dataloader: {error}") from error
+    """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes."""
+    loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
     if not loader.num_workers:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader

@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
+import pandas as pd
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.arguments import check_flag, whole_number
-from dask_image_ingest.decode import ImageShape, shape_text
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, image_columns
+from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
@@ -33,24 +33,20 @@ from dask_image_ingest.loader.batch_format import (
     parse_normalize,
     rows_of,
 )
-from dask_image_ingest.loader.buckets import Buckets
 from dask_image_ingest.loader.order import (
     CHUNK,
     READERS,
-    Bucketed,
+    BucketedEpoch,
     Epoch,
-    Mix,
-    Plan,
-    Position,
     Rows,
-    Sample,
-    Share,
     Stream,
     draws_of,
-    parse_start,
+    mixed_epoch,
 )
-from dask_image_ingest.loader.reader import Reader, open_reader, row_of, rows_between
-from dask_image_ingest.loader.source import Facts, ReferenceSource, Source, check_count, once
+from dask_image_ingest.loader.position import Position, Share, parse_start
+from dask_image_ingest.loader.reader import Reader, Result, open_reader, rows_between
+from dask_image_ingest.loader.sampling import Sampling, bucket_of_rows
+from dask_image_ingest.loader.source import Facts, FrameSource, ReferenceSource, check_count, once
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many.
@@ -67,6 +63,13 @@ _LEAST_HELD = 2
 Item = TypeVar("Item")
 
 
+class Shares(NamedTuple):
+    """Shares of several frames in a step, and whether those with rows left go on without others."""
+
+    values: np.ndarray
+    longest: bool
+
+
 @dataclass(frozen=True)
 class Schedule:
     """The rows of an epoch and their order: arguments of ``iter_batches``.
@@ -81,17 +84,21 @@ class Schedule:
         Steps of an epoch; None for one pass.
     repeat : bool
         Whether the epoch never ends.
-    sample : callable or None
-        Makes a `Sample` of the number of rows to draw, None for that of a pass.
-    buckets : Buckets or None
+    sampling : Sampling or None
+        Rows that are drawn by a column.
+    buckets : int64 array, shape (buckets, 2), or None
+        Heights and widths.
+    shares : Shares or None
+        Shares of several frames.
     """
 
     shuffle: int | None = None
     epoch: int | None = None
     steps: int | None = None
     repeat: bool = False
-    sample: Callable[[int | None], Sample] | None = None
-    buckets: Buckets | None = None
+    sampling: Sampling | None = None
+    buckets: np.ndarray | None = None
+    shares: Shares | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -101,7 +108,8 @@ class Schedule:
             ("epoch", 0, "pass the number of the epoch"),
             ("steps", 1, "pass the number of batches of an epoch, or None for all rows once"),
         ):
-            if (value := getattr(self, name)) is not None:
+            value = getattr(self, name)
+            if value is not None:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
@@ -114,48 +122,9 @@ class Schedule:
 
     @property
     def is_plain(self) -> bool:
-        """True if the epoch is the rows of the frame, in order."""
-        options = (self.sample, self.buckets, self.steps, self.shuffle)
+        """True if the epoch is the rows of one frame, in order."""
+        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.shares)
         return not self.repeat and all(option is None for option in options)
-
-
-class FrameRows(NamedTuple):
-    """The rows of a frame, as batches need them.
-
-    Attributes
-    ----------
-    source : Source
-    meta : dataframe
-        An empty frame of the batches' columns.
-    image : str or None
-        The image column; None for a frame without images.
-    shape : tuple or None
-        Shape of its images, as far as it is known.
-    """
-
-    source: Source
-    meta: Any
-    image: str | None
-    shape: ImageShape | None
-
-    @property
-    def names(self) -> list[str]:
-        """Names of the columns."""
-        return list(self.meta.columns)
-
-    @property
-    def row_bytes(self) -> float | None:
-        """Bytes of the pixels of a row; None if only a partition can tell."""
-        if self.shape is None or None in self.shape or len(image_columns(self.meta)) > 1:
-            return None
-        return float(np.prod(np.array(self.shape, np.int64)))
-
-
-class MixOf(NamedTuple):
-    """Shares of several frames in a step."""
-
-    shares: np.ndarray
-    longest: bool
 
 
 class Batches:
@@ -167,32 +136,29 @@ class Batches:
 
     def __init__(
         self,
-        frames: Sequence[FrameRows],
+        sources: Sequence[FrameSource],
         *,
         batch_size: int,
         format: Format,
-        normalize: Any,
+        normalize: tuple[Any, Any] | None,
         schedule: Schedule,
         drop_last: bool,
         prefetch: int | None,
         start: int | Sequence[Any],
         share: Share,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
-        mix: MixOf | None = None,
         facts: Facts | None = None,
     ) -> None:
-        first = frames[0]
-        self._sources = [rows.source for rows in frames]
-        self._row_bytes = [rows.row_bytes for rows in frames]
-        self._columns = first.names
+        first = sources[0]
+        self._sources = sources
+        self._columns = list(first.meta.columns)
         self._image = first.image
-        shapes = {rows.shape for rows in frames}
-        self._shape = first.shape if len(shapes) == 1 else None
+        self._shape = first.shape if len({source.shape for source in sources}) == 1 else None
         self._format = format
         self._backend = backend_of(first.meta)
-        metas = [rows.meta for rows in frames]
         # Rows of several frames have one dtype.
-        meta = concat(metas) if len(metas) > 1 else first.meta
+        metas = [source.meta for source in sources]
+        meta = concat(metas) if len(metas) > 1 else metas[0]
         self._rows_of = functools.partial(
             rows_of, image=self._image, backend=self._backend, meta=meta
         )
@@ -203,13 +169,10 @@ class Batches:
         if prefetch is not None:
             advice = "pass how many pieces to read ahead"
             self._prefetch = whole_number("prefetch", prefetch, 0, advice)
-        if collate_fn is not None and not callable(collate_fn):
-            raise ArgumentError("collate_fn=: pass a function of a list of rows, each a dict")
         self._collate = collate_fn
         self._convert = converter("numpy" if collate_fn else format, self._backend)
         self._normalize = parse_normalize(normalize)
         self._share = share
-        self._mix = mix
         # What is known of the rows; a loader has it for all its iterators and workers.
         self._facts: Facts = {} if facts is None else facts
         self._start = parse_start(start)
@@ -217,6 +180,8 @@ class Batches:
         self._schedule = schedule
         default = 0 if begin is None else begin.epoch
         self._epoch = default if schedule.epoch is None else schedule.epoch
+        # True if partitions can be read one after the other.
+        self._is_sequential = schedule.is_plain and share == Share()
         if begin is not None:
             Position(self._epoch, 0, schedule.shuffle).check(begin)
             if not self._is_sequential:
@@ -224,6 +189,7 @@ class Batches:
         # Rows of the epoch before the next step of this process, over all ranks; None before the
         # start is known.
         self._row: int | None = None
+        self._finished = False
         self._stream = self._batches()
 
     def __len__(self) -> int:
@@ -247,8 +213,8 @@ class Batches:
         Pass it as ``start=`` to resume there, with any number of ranks and workers; what comes
         before it is not read again.
         """
-        if self._is_sequential and not self._is_counted:
-            return Position(self._epoch, self._next_row, self._schedule.shuffle)
+        if self._is_sequential:  # nothing was counted
+            return Position(self._epoch, self._next_row)
         return self._position_at(self._next_row)
 
     def _position_at(self, row: int) -> Position:
@@ -308,19 +274,10 @@ class Batches:
         is_short = self._drop_last and plan.after(row, 1) - row < plan.size
         return row >= plan.length or is_short
 
-    @property
-    def _is_sequential(self) -> bool:
-        """True if partitions can be read one after the other."""
-        return self._mix is None and self._schedule.is_plain and self._share == Share()
-
     def prepare(self) -> None:
         """Find the facts that the order needs, so that workers need not."""
         if not self._is_sequential:
             self._plan  # noqa: B018
-
-    @property
-    def _is_counted(self) -> bool:
-        return "_plan" in self.__dict__
 
     @functools.cached_property
     def _counts(self) -> list[np.ndarray]:
@@ -331,31 +288,34 @@ class Batches:
         ]
 
     @functools.cached_property
-    def _plan(self) -> Plan:
+    def _plan(self) -> Epoch:
         schedule, size = self._schedule, self._size * self._share.world
-        seed = schedule.shuffle
+        length = None if schedule.steps is None else schedule.steps * size
         streams = []
         for number, counts in enumerate(self._counts):
-            sample = None
-            if schedule.sample is not None:
-                drawn = None if schedule.steps is None else schedule.steps * size
-                sample = schedule.sample(drawn)
-            readers = READERS if seed is None else self._readers(number)
-            streams.append(Stream(counts, seed, readers, sample, number))
-        if self._mix is not None:
-            shares, longest = self._mix
-            return Mix(streams, size, shares, seed or 0, self._epoch, longest)
+            weights = None
+            if schedule.sampling is not None:
+                weights = schedule.sampling.weights(self._column(schedule.sampling.column), length)
+            readers = READERS if schedule.shuffle is None else self._readers(number)
+            streams.append(Stream(counts, schedule.shuffle, readers, weights, number))
+        if schedule.shares is not None:
+            shares, longest = schedule.shares
+            return mixed_epoch(streams, size, shares, schedule.shuffle or 0, self._epoch, longest)
         (stream,) = streams
         if schedule.repeat:
-            return Epoch(stream, size, 0, None if stream.length else 0)
-        length = stream.length
-        if schedule.steps is not None:
-            length = schedule.steps * size if length else 0
+            return Epoch(streams, [0], size, None if stream.length else 0)
+        if length is None or not stream.length:
+            length = stream.length
         begin = self._epoch * length
         if schedule.buckets is not None:
-            shapes, of_rows = schedule.buckets
-            return Bucketed(stream, size, begin, length, of_rows(), shapes)
-        return Epoch(stream, size, begin, length)
+            buckets = bucket_of_rows(self._column, schedule.buckets)
+            return BucketedEpoch(stream, begin, size, length, buckets, schedule.buckets)
+        return Epoch(streams, [begin], size, length)
+
+    def _column(self, name: str) -> pd.Series:
+        """A column of all rows of the only frame."""
+        (source,) = self._sources
+        return once(self._facts, ("column", name), functools.partial(source.column, name))
 
     def _readers(self, number: int) -> int:
         """Places from which a shuffle reads: many, unless each holds a decoded partition."""
@@ -363,20 +323,18 @@ class Batches:
         if not counts.any() or isinstance(self._sources_to_read[number], ReferenceSource):
             return READERS
         first = int(np.argmax(counts > 0))
-        row_bytes = self._row_bytes[number] or once(
+        row_bytes = source.known_row_bytes or once(
             self._facts, ("bytes of a row", number), lambda: source.row_bytes(first)
         )
-        if row_bytes is None:
-            return READERS
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
         return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, READERS))
 
     @functools.cached_property
-    def _sources_to_read(self) -> list[Source]:
+    def _sources_to_read(self) -> list[FrameSource]:
         """The sources to read: references, if the last step is a decode of files."""
         return [self._source_to_read(*numbered) for numbered in enumerate(self._sources)]
 
-    def _source_to_read(self, number: int, source: Source) -> Source:
+    def _source_to_read(self, number: int, source: FrameSource) -> FrameSource:
         references = None if self._is_sequential else source.references()
         if references is not None:
             return references
@@ -385,38 +343,18 @@ class Batches:
         return source.drawn(int(draw[0]))
 
     def __repr__(self) -> str:
-        shape = "" if self._shape is None else f", {shape_text(*self._shape)}"
-        format = f"{self._format}, normalized" if self._normalize else self._format
-        schedule = self._schedule
-        parts = [
-            f"batches of {self._size} rows",
-            *([f"{len(self._sources)} frames"] if self._mix else []),
-            f"{sum(source.partitions for source in self._sources)} partitions",
-            *([] if schedule.shuffle is None else [f"shuffle={schedule.shuffle}"]),
-            f"epoch {self._epoch}",
-            *([] if schedule.steps is None else [f"{schedule.steps} steps"]),
-            *(["for ever"] if schedule.repeat else []),
-            self._place_text(),
-            *([] if self._image is None else [f"images {self._image!r}{shape}, {format}"]),
-        ]
-        if others := [repr(name) for name in self._columns if name != self._image]:
-            parts.append(f"columns {', '.join(others)}")
+        shuffle = self._schedule.shuffle
+        parts = [f"batches of {self._size} rows", f"epoch {self._epoch}"]
+        if shuffle is not None:
+            parts.append(f"shuffle={shuffle}")
+        if self._row is not None:
+            parts.append("at the end" if self._is_over else f"at row {self._row:,}")
+        parts.append(f"{self._format} of columns {', '.join(map(repr, self._columns))}")
         return f"<{'; '.join(parts)}>"
-
-    def _place_text(self) -> str:
-        if self._row is None:
-            if isinstance(self._start, Position):
-                return f"from row {self._start.row:,} on"
-            return f"from batch {self._start:,} on"
-        return "at the end" if self._is_over else f"at row {self._row:,}"
 
     @property
     def _is_over(self) -> bool:
-        if self._is_sequential and not self._is_counted:
-            return self._finished
-        return self._is_end(self._next_row)
-
-    _finished = False
+        return self._finished if self._is_sequential else self._is_end(self._next_row)
 
     def __iter__(self) -> Batches:
         if inspect.getgeneratorstate(self._stream) == inspect.GEN_CLOSED:
@@ -436,12 +374,11 @@ class Batches:
         self._stream.close()
 
     def _batches(self) -> Generator[Any, None, None]:
-        if self._is_sequential:
-            return self._in_order()
-        return self._planned()
+        return self._in_order() if self._is_sequential else self._planned()
 
-    def _batch(self, rows: BatchRows, size: tuple[int, int] | None = None) -> Any:
+    def _batch(self, parts: Sequence[BatchRows], size: tuple[int, int] | None = None) -> Any:
         """The batch of some rows, whose images have this height and width if it is known."""
+        rows = BatchRows.of(parts, self._backend)
         if self._collate is not None and not len(rows):
             return None
         shape = self._shape
@@ -470,7 +407,7 @@ class Batches:
         parts: list[BatchRows] = []  # of the next batch
         missing = self._size
         with source:
-            ahead = ReadAhead(((number, source.read(number)) for number in numbers), depth)
+            ahead = PrefetchQueue(((number, source.read(number)) for number in numbers), depth)
             try:
                 ahead.fill()
                 for number, future in ahead:
@@ -481,8 +418,7 @@ class Batches:
                     if counts is not None:
                         partition = functools.partial(source.describe, number)
                         check_count(frame, int(counts[number]), partition)
-                    describe = functools.partial(row_of, source, number)
-                    rows, present = self._rows_of(frame, where=describe)
+                    rows, present = self._rows_of(frame)
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
@@ -492,12 +428,10 @@ class Batches:
                             # A copy: a view would keep the whole partition in memory.
                             parts.append(some.copied())
                             continue
-                        joined = BatchRows.of([*parts, some], self._backend)
+                        batch = self._batch([*parts, some])
                         parts, missing = [], self._size
                         del some
                         self._row = row
-                        batch = self._batch(joined)
-                        del joined
                         yield batch
                         del batch
                         ahead.fill()
@@ -506,76 +440,73 @@ class Batches:
                 ahead.clear()
         self._row, self._finished = row, True
         if parts and not self._drop_last:
-            joined = BatchRows.of(parts, self._backend)
+            batch = self._batch(parts)
             del parts
-            yield self._batch(joined)
+            yield batch
 
     def _planned(self) -> Generator[Any, None, None]:
         """Batches of the steps of a plan."""
-        if not self._is_over:
-            with contextlib.ExitStack() as stack:
-                sources = self._sources_to_read
-                readers = [
-                    open_reader(stack.enter_context(source), counts, self._rows_of, self._backend)
-                    for source, counts in zip(sources, self._counts, strict=True)
-                ]
-                if self._prefetch is None:
-                    depth = max(source.prefetch() for source in sources)
-                else:
-                    depth = self._prefetch
-                ahead = ReadAhead(self._pieces(readers), depth)
-                try:
-                    for piece, results in ahead:
-                        parts = [result() for result in results]
-                        del results
-                        for step in piece:
-                            rows = self._rows_of_step(step, parts)
-                            # Also without a row: ranks and workers have the steps of `len`.
-                            batch = self._batch(rows, step.shape)
-                            del rows
-                            # Before the batch is used: the next ones are decoded meanwhile. If
-                            # that fails, this one comes again.
-                            ahead.fill()
-                            self._row = step.next_row
-                            yield batch
-                            del batch
-                        del parts
-                finally:
-                    ahead.clear()
-
-    def _rows_of_step(self, step: _Step, parts: list[tuple[BatchRows, np.ndarray]]) -> BatchRows:
-        some = [
-            rows_between(rows, present, *between)
-            for (rows, present), between in zip(parts, step.slices, strict=True)
-        ]
-        return BatchRows.of(some, self._backend)
+        if self._is_over:
+            return
+        with contextlib.ExitStack() as stack:
+            readers = [
+                open_reader(stack.enter_context(source), counts, self._rows_of, self._backend)
+                for source, counts in zip(self._sources_to_read, self._counts, strict=True)
+            ]
+            depth = self._prefetch
+            if depth is None:
+                depth = max(source.prefetch() for source in self._sources_to_read)
+            ahead = PrefetchQueue(self._pieces(readers), depth)
+            try:
+                for steps, results in ahead:
+                    parts = [result() for result in results]
+                    del results
+                    begins = [0] * len(parts)
+                    for step in steps:
+                        ends = [
+                            begin + len(rows.numbers)
+                            for begin, rows in zip(begins, step.rows, strict=True)
+                        ]
+                        # Also without a row: ranks and workers have the steps of `len`.
+                        batch = self._batch(
+                            [
+                                rows_between(*part, begin, end)
+                                for part, begin, end in zip(parts, begins, ends, strict=True)
+                            ],
+                            step.shape,
+                        )
+                        begins = ends
+                        # Before the batch is used: the next ones are decoded meanwhile. If that
+                        # fails, this one comes again.
+                        ahead.fill()
+                        self._row = step.next_row
+                        yield batch
+                        del batch
+                    del parts
+            finally:
+                ahead.clear()
 
     def _pieces(
-        self, readers: Sequence[Reader]
-    ) -> Iterator[tuple[list[_Step], list[Callable[[], tuple[BatchRows, np.ndarray]]]]]:
+        self, readers: Sequence[Reader[Any, Any]]
+    ) -> Iterator[tuple[list[_Step], list[Result]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         coming = _Coming(self._steps())
         count, done, most = 1, 0, None
         while steps := coming.take(count):
             following = 0 if most is None else min(2 * count, most)
-            piece, numbers = [], [0] * len(readers)
-            for step in steps:
-                lengths = [len(rows.numbers) for rows in step.rows]
-                slices = [(at, at + n) for at, n in zip(numbers, lengths, strict=True)]
-                numbers = [stop for _, stop in slices]
-                piece.append(_Step(step.next_row, slices, step.shape))
+            next_row = steps[-1].next_row
+            in_use = None if self._is_end(next_row) else self._plan.open_at(next_row)
             results = []
-            open_rows = self._open_at(steps[-1].next_row)
             for frame, reader in enumerate(readers):
-                rows, held = _rows_of_frame(steps, frame), open_rows[frame]
+                held = None if in_use is None else in_use[frame]
                 if reader.fetches_ahead:
                     soon = _rows_of_frame([*steps, *coming.look(following)], frame).numbers
                     far = coming.look(min(self._horizon + len(steps) + following, _AHEAD * done))
                     reader.expect(soon, _rows_of_frame(far, frame).numbers)
                     held = None if held is None else np.concatenate([held, soon])
-                results.append(reader.start(rows, steps[0].shape))
+                results.append(reader.start(_rows_of_frame(steps, frame), steps[0].shape))
                 reader.keep(held)
-            yield piece, results
+            yield steps, results
             done += len(steps)
             if most is None:
                 most = self._most_steps(readers)
@@ -586,28 +517,24 @@ class Batches:
         """Steps of this process in which the rows of a chunk come."""
         return math.ceil(READERS * CHUNK / self._plan.size / self._share.workers)
 
-    def _open_at(self, row: int) -> list[np.ndarray | None]:
-        length = self._plan.length
-        return self._plan.open_at(row if length is None else max(0, min(row, length - 1)))
-
-    def _steps(self) -> Iterator[_PlannedStep]:
+    def _steps(self) -> Iterator[_Step]:
         """The next steps of this process."""
         row = self._next_row
         while not self._is_end(row):
             rows, shape = self._share.of(self._plan.step(row)), self._plan.shape(row)
             row = self._plan.after(row, self._share.workers)
-            yield _PlannedStep(rows, shape, row)
+            yield _Step(rows, shape, row)
 
-    def _most_steps(self, readers: Sequence[Reader]) -> int:
+    def _most_steps(self, readers: Sequence[Reader[Any, Any]]) -> int:
         row_bytes = max(
-            known or reader.row_bytes()
-            for reader, known in zip(readers, self._row_bytes, strict=True)
+            source.known_row_bytes or reader.row_bytes()
+            for source, reader in zip(self._sources, readers, strict=True)
         )
         rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
         return max(1, int(rows // self._size))
 
 
-class _PlannedStep(NamedTuple):
+class _Step(NamedTuple):
     """The part of a step that this process reads."""
 
     rows: list[Rows]  # of each frame
@@ -618,16 +545,16 @@ class _PlannedStep(NamedTuple):
 class _Coming:
     """The coming steps, of which some are looked at before they are taken."""
 
-    def __init__(self, steps: Iterator[_PlannedStep]) -> None:
+    def __init__(self, steps: Iterator[_Step]) -> None:
         self._steps = steps
-        self._seen: deque[_PlannedStep] = deque()
+        self._seen: deque[_Step] = deque()
 
-    def look(self, count: int) -> list[_PlannedStep]:
+    def look(self, count: int) -> list[_Step]:
         """The next steps, at most ``count``."""
         self._seen.extend(itertools.islice(self._steps, max(0, count - len(self._seen))))
         return list(itertools.islice(self._seen, count))
 
-    def take(self, count: int) -> list[_PlannedStep]:
+    def take(self, count: int) -> list[_Step]:
         """Take the next steps, at most ``count``, as long as their images have one shape."""
         steps = self.look(count)
         taken = list(itertools.takewhile(lambda step: step.shape == steps[0].shape, steps))
@@ -636,45 +563,30 @@ class _Coming:
         return taken
 
 
-def _rows_of_frame(steps: Sequence[_PlannedStep], frame: int) -> Rows:
-    rows = [step.rows[frame] for step in steps]
-    return Rows(
-        np.concatenate([np.empty(0, np.int64), *(each.numbers for each in rows)]),
-        np.concatenate([np.empty(0, np.uint64), *(each.draws for each in rows)]),
-    )
+def _rows_of_frame(steps: Sequence[_Step], frame: int) -> Rows:
+    return Rows.joined(step.rows[frame] for step in steps)
 
 
-class _Step(NamedTuple):
-    """A step of a piece."""
+class PrefetchQueue(Generic[Item]):
+    """Reads that were started and not used yet: at most ``depth``; with 0, none is started ahead.
 
-    next_row: int  # of the epoch, before the following step of this process
-    slices: list[tuple[int, int]]  # of the piece's rows of each frame
-    shape: tuple[int, int] | None  # as of the planned step
-
-
-class ReadAhead(Generic[Item]):
-    """Queue of reads that were started and not used yet.
-
-    Parameters
-    ----------
-    started
-        Items with the future of their read; advancing the iterator starts a read.
-    depth
-        Length of the queue; with 0, each item is read when it is needed.
+    Advancing the iterator ``started`` starts a read.
     """
 
-    def __init__(self, started: Iterator[tuple[Any, Item]], depth: int) -> None:
+    def __init__(self, started: Iterator[Item], depth: int) -> None:
         self._started = started
         self._depth = depth
-        self._queue: deque[tuple[Any, Item]] = deque()
+        self._queue: deque[Item] = deque()
 
-    def __iter__(self) -> ReadAhead[Item]:
-        return self
-
-    def __next__(self) -> tuple[Any, Item]:
-        if not self._queue:
-            return next(self._started)
-        return self._queue.popleft()
+    def __iter__(self) -> Iterator[Item]:
+        while True:
+            if not self._queue:
+                started = next(self._started, None)
+                if started is None:
+                    return
+                self._queue.append(started)
+                del started
+            yield self._queue.popleft()
 
     def fill(self) -> None:
         """Start reading until the queue is full.
@@ -682,11 +594,8 @@ class ReadAhead(Generic[Item]):
         Of partitions, callers do so after each batch, not before the first batch of one: then the
         user still holds the previous batch, and with it the memory of the previous partition.
         """
-        while len(self._queue) < self._depth:
-            started = next(self._started, None)
-            if started is None:
-                break
-            self._queue.append(started)
+        missing = max(0, self._depth - len(self._queue))
+        self._queue.extend(itertools.islice(self._started, missing))
 
     def clear(self) -> None:
         """Drop all reads that were not used."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
@@ -12,9 +13,8 @@ from dask_image_ingest.arguments import check_flag, check_frame, shown
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
-from dask_image_ingest.loader.iter_batches import Batches, MixOf, Schedule
-from dask_image_ingest.loader.order import Share, parse_shard
-from dask_image_ingest.loader.source import Facts
+from dask_image_ingest.loader.iter_batches import Batches, Schedule, Shares
+from dask_image_ingest.loader.position import parse_shard
 
 
 def mix_batches(
@@ -87,15 +87,19 @@ def mix_batches(
     for frame in frames:
         check_frame(frame._meta if isinstance(frame, FrameBase) else frame, "frames")
     check_flag("longest", longest)
-    mixing = MixOf(_normalize_weights(weights, len(frames)), longest)
-    options: dict[str, Any] = {
-        "format": format,
-        "drop_last": drop_last,
-        "prefetch": prefetch,
-        "normalize": normalize,
-        "collate_fn": collate_fn,
-    }
-    make = functools.partial(_mixed, list(frames), mixing, batch_size, columns, shuffle, options)
+    shares = Shares(_normalize_weights(weights, len(frames)), longest)
+    make = functools.partial(
+        _mixed,
+        list(frames),
+        columns,
+        Schedule(shuffle, shares=shares),
+        batch_size=batch_size,
+        format=format,
+        drop_last=drop_last,
+        prefetch=prefetch,
+        normalize=normalize,
+        collate_fn=collate_fn,
+    )
     if format != "torch":
         return make(epoch=epoch, start=start, share=parse_shard(shard, format))
     from dask_image_ingest.loader.dataloader import make_dataset
@@ -108,38 +112,23 @@ def mix_batches(
 
 def _mixed(
     frames: list[Any],
-    mixing: MixOf,
-    batch_size: int,
     columns: Sequence[str] | None,
-    shuffle: int | None,
-    options: dict[str, Any],
+    schedule: Schedule,
     *,
     epoch: int | None,
-    start: Any,
-    share: Share,
-    facts: Facts | None = None,
+    **options: Any,
 ) -> Batches:
-    rows = [frame.images._frame_rows(columns) for frame in frames]
-    first = rows[0]
-    for other in rows[1:]:
-        if {*other.names} != {*first.names} or other.image != first.image:
-            names, others = (", ".join(map(repr, each.names)) for each in (first, other))
+    sources = [frame.images._source(columns) for frame in frames]
+    first, *others = [(list(source.meta.columns), source.image) for source in sources]
+    for other in others:
+        if {*other[0]} != {*first[0]} or other[1] != first[1]:
+            ours, theirs = (", ".join(map(repr, names)) for names, _ in (first, other))
             raise ArgumentError(
-                f"mix_batches: the batches of one frame have {names}, those of another "
-                f"{others}: pass columns= that all have, and rename the column of images if it has "
-                "another name"
+                f"mix_batches: the batches of one frame have {ours}, those of another {theirs}: "
+                "pass columns= that all have, and rename the column of images if it has another "
+                "name"
             )
-    schedule = Schedule(shuffle, epoch)
-    return Batches(
-        rows,
-        batch_size=batch_size,
-        schedule=schedule,
-        start=start,
-        share=share,
-        mix=mixing,
-        facts=facts,
-        **options,
-    )
+    return Batches(sources, schedule=dataclasses.replace(schedule, epoch=epoch), **options)
 
 
 def _normalize_weights(weights: Any, count: int) -> np.ndarray:
@@ -154,6 +143,5 @@ def _normalize_weights(weights: Any, count: int) -> np.ndarray:
             f"weights={shown(weights)}: pass a number above 0 for each of {count} frames"
         )
     # Scaled first: the sum of the largest floats is infinite, and no share may round to 0.
-    scaled = np.ldexp(shares, -np.frexp(shares.max())[1])
-    scaled = np.maximum(scaled, np.finfo(np.float64).tiny)
+    scaled = np.maximum(shares / shares.max(), np.finfo(np.float64).tiny)
     return scaled / scaled.sum()

@@ -1,25 +1,20 @@
 """The order of an epoch: a function of the rows, the seed and the epoch.
 
 Rows are counted over all partitions. A pass brings each row once, in order or shuffled; an epoch
-cuts passes into steps, the global batches; a step is divided evenly among ranks, and the steps of a
-rank are dealt in turn to its workers. So the rows of a step depend neither on ranks and workers nor
-on partitions read so far, and are known before anything is decoded.
+cuts passes into steps, the global batches. So the rows of a step depend neither on ranks and
+workers nor on partitions read so far, and are known before anything is decoded.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
-import operator
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from dask_image_ingest.arguments import shown, whole_number
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.loader.sampling import Weights
 
 # Purposes of random numbers: part of their seed, so that each draws a sequence of its own.
 _PARTITIONS, _ROWS, _MIX, _SAMPLE, _TURNS = range(5)
@@ -47,42 +42,28 @@ class Rows(NamedTuple):
         Numbers of the rows in the frame, counted over all partitions.
     draws : uint64 array, shape (n,)
         Seeds of random augmentations: one for each row, pass and repetition.
+    places : int64 array, shape (n,)
+        The place of a shuffle from which each row is read.
     """
 
     numbers: np.ndarray
     draws: np.ndarray
+    places: np.ndarray
 
-    def slice(self, rows: slice) -> Rows:
+    def take(self, rows: slice | np.ndarray) -> Rows:
         """Some of the rows, by position."""
-        return Rows(self.numbers[rows], self.draws[rows])
+        return Rows(self.numbers[rows], self.draws[rows], self.places[rows])
+
+    @classmethod
+    def joined(cls, parts: Iterable[Rows]) -> Rows:
+        """The rows of all parts."""
+        return cls(*map(np.concatenate, zip(_NO_ROWS, *parts, strict=True)))
 
 
-class Pass(Protocol):
-    """Order in which each of some rows comes once."""
-
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the rows at these positions, and the place from which each is read."""
-
-    def open_at(self, position: int) -> np.ndarray:
-        """Numbers of the rows at which each place is at a position."""
+_NO_ROWS = Rows(np.empty(0, np.int64), np.empty(0, np.uint64), np.empty(0, np.int64))
 
 
-class InOrder:
-    """Pass in the order of the frame."""
-
-    def __init__(self, count: int) -> None:
-        self._last = max(count - 1, 0)
-
-    def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        """Numbers of the rows at these positions, and the place from which each is read."""
-        return np.arange(start, stop), np.zeros(stop - start, np.int64)
-
-    def open_at(self, position: int) -> np.ndarray:
-        """Number of the row at a position."""
-        return np.array([min(position, self._last)])
-
-
-class Shuffled:
+class _Shuffled:
     """Pass in random order, which reads few partitions at a time.
 
     The partitions in random order are a line of rows, read from several places that divide it
@@ -177,24 +158,6 @@ class Shuffled:
         return np.random.default_rng([*self._seed, purpose, step])
 
 
-class Sample(NamedTuple):
-    """Rows that a pass takes; drawn anew for each pass.
-
-    Attributes
-    ----------
-    draw : callable
-        Gives their numbers, sorted, with repetitions.
-    length : int
-        How many it gives.
-    digest : str
-        Digest of what decides which these are.
-    """
-
-    draw: Callable[[np.random.Generator], np.ndarray]
-    length: int
-    digest: str
-
-
 class Stream:
     """Pass after pass over the rows of a frame.
 
@@ -206,8 +169,8 @@ class Stream:
         Seed of the shuffle; None for the order of the frame.
     readers
         Places from which a shuffle reads.
-    sample
-        Draws the rows of each pass; None for all rows.
+    weights
+        Draw the rows of each pass; None for all rows.
     frame
         Number of the frame in a mix: a row that two of them have gets two random augmentations.
     """
@@ -216,69 +179,66 @@ class Stream:
         self,
         counts: np.ndarray,
         seed: int | None,
-        readers: int = READERS,
-        sample: Sample | None = None,
+        readers: int,
+        weights: Weights | None = None,
         frame: int = 0,
     ) -> None:
-        self.counts = counts
-        self.seed = seed
-        self.length = int(counts.sum()) if sample is None else sample.length
+        self.length = int(counts.sum()) if weights is None else weights.length
+        self._counts = counts
+        self._seed = seed
         self._readers = readers
-        self._sample = sample
+        self._weights = weights
         self._frame = frame
         self._pass = functools.lru_cache(2)(self._make_pass)
 
-    def rows(self, start: int, stop: int) -> tuple[Rows, np.ndarray]:
-        """Rows at the positions of the stream, and the place from which each is read."""
-        parts = [
-            self._pass_rows(number, begin, end) for number, begin, end in self._spans(start, stop)
-        ]
-        rows = Rows(
-            np.concatenate([np.empty(0, np.int64), *(part.numbers for part, _ in parts)]),
-            np.concatenate([np.empty(0, np.uint64), *(part.draws for part, _ in parts)]),
-        )
-        return rows, np.concatenate([np.empty(0, np.int64), *(places for _, places in parts)])
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows at the positions of the stream."""
+        parts = []
+        while start < stop:
+            number, begin = divmod(start, self.length)
+            end = min(self.length, begin + stop - start)
+            parts.append(self._pass_rows(number, begin, end))
+            start += end - begin
+        return Rows.joined(parts)
+
+    def _pass_rows(self, number: int, start: int, stop: int) -> Rows:
+        shuffled, selected = self._pass(number)
+        if shuffled is None:
+            numbers, places = np.arange(start, stop), np.zeros(stop - start, np.int64)
+        else:
+            numbers, places = shuffled.rows(start, stop)
+        repetitions = np.zeros(len(numbers), np.int64)
+        if selected is not None:
+            repetitions = numbers - np.searchsorted(selected, selected[numbers])
+            numbers = selected[numbers]
+        return Rows(numbers, draws_of(self._seed or 0, number, repetitions, self._frame), places)
 
     def open_at(self, position: int) -> np.ndarray:
         """Numbers of rows whose partitions are in use at a position."""
         if not self.length:
             return np.empty(0, np.int64)
         number, at = divmod(position, self.length)
-        order, selected = self._pass(number)
-        rows = order.open_at(at)
+        shuffled, selected = self._pass(number)
+        rows = np.array([at]) if shuffled is None else shuffled.open_at(at)
         return rows if selected is None else selected[rows]
+
+    def _make_pass(self, number: int) -> tuple[_Shuffled | None, np.ndarray | None]:
+        """The shuffle of a pass, None for the order of the frame; the rows drawn, None for all."""
+        counts, selected = self._counts, None
+        if self._weights is not None:
+            random = np.random.default_rng([self._seed or 0, number, _SAMPLE])
+            selected = self._weights.draw(random)
+            edges = np.concatenate([[0], np.cumsum(counts)])
+            counts = np.diff(np.searchsorted(selected, edges))
+        if self._seed is None:
+            return None, selected
+        return _Shuffled(counts, (self._seed, number), self._readers), selected
 
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed."""
-        sample = "" if self._sample is None else self._sample.digest
-        return digest_of(self.counts, np.array([self._readers]), sample)
-
-    def _spans(self, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-        while start < stop:
-            number, begin = divmod(start, self.length)
-            end = min(self.length, begin + stop - start)
-            yield number, begin, end
-            start += end - begin
-
-    def _pass_rows(self, number: int, start: int, stop: int) -> tuple[Rows, np.ndarray]:
-        order, selected = self._pass(number)
-        numbers, places = order.rows(start, stop)
-        repetitions = np.zeros(len(numbers), np.int64)
-        if selected is not None:
-            repetitions = numbers - np.searchsorted(selected, selected[numbers])
-            numbers = selected[numbers]
-        return Rows(numbers, draws_of(self.seed or 0, number, repetitions, self._frame)), places
-
-    def _make_pass(self, number: int) -> tuple[Pass, np.ndarray | None]:
-        counts, selected = self.counts, None
-        if self._sample is not None:
-            random = np.random.default_rng([self.seed or 0, number, _SAMPLE])
-            selected = self._sample.draw(random)
-            edges = np.concatenate([[0], np.cumsum(counts)])
-            counts = np.diff(np.searchsorted(selected, edges))
-        if self.seed is None:
-            return InOrder(int(counts.sum())), selected
-        return Shuffled(counts, (self.seed, number), self._readers), selected
+        weights = self._weights
+        drawn = [] if weights is None else [weights.values, np.array([weights.replacement])]
+        return _digest(self._counts, np.array([self._readers]), *drawn)
 
 
 def draws_of(seed: int, number: int, repetitions: np.ndarray, frame: int = 0) -> np.ndarray:
@@ -293,114 +253,49 @@ def draws_of(seed: int, number: int, repetitions: np.ndarray, frame: int = 0) ->
     return draws
 
 
-class Position(NamedTuple):
-    """Position in an epoch, to be stored in a model's checkpoint; as a list, in JSON too.
+class Epoch:
+    """Steps of a piece of one or several streams.
 
-    Attributes
+    Parameters
     ----------
-    epoch : int
-    row : int
-        Rows that came before, over all ranks; a bad image counts as a row.
-    seed : int or None
-        Seed of the shuffle.
-    rows : int or None
-        Rows of the epoch; None if it repeats for ever, or if they were not counted.
-    order : str or None
-        Digest of what else decides the order; None if nothing was counted.
-    """
-
-    epoch: int
-    row: int
-    seed: int | None = None
-    rows: int | None = None
-    order: str | None = None
-
-    def check(self, other: Position) -> None:
-        """Refuse ``other``, an argument ``start=``, unless it is a position in the same epoch.
-
-        Raises
-        ------
-        ArgumentError
-        """
-        ours, theirs = self._asdict(), other._asdict()
-        for name, what in (
-            ("seed", "the position has shuffle={}, and this is shuffle={}"),
-            ("epoch", "the position has epoch={}, and this is epoch={}"),
-            ("rows", "the position is in an epoch of {} rows, and this has {}"),
-            (
-                "order",
-                "the position is in another order ({}, and this is {}): the partitions have other "
-                "numbers of rows, or larger images, or weights= and balance= differ; or with "
-                "buckets= and mix_batches, these or batch_size × ranks do",
-            ),
-        ):
-            is_unknown = name in ("rows", "order") and None in (ours[name], theirs[name])
-            if ours[name] != theirs[name] and not is_unknown:
-                reason = what.format(theirs[name], ours[name])
-                raise ArgumentError(f"start={tuple(other)!r}: {reason}")
-        if self.rows is not None and other.row > self.rows:
-            raise ArgumentError(f"start={tuple(other)!r}: this epoch ends after {self.rows:,} rows")
-
-
-def parse_start(start: Any) -> int | Position:
-    """Parse the argument ``start=``: a number of batches, or a position.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    advice = "pass how many batches to skip, or the position of an earlier iterator"
-    if isinstance(start, (str, bytes)) or not isinstance(start, Sequence):
-        return whole_number("start", start, 0, advice)
-    try:
-        epoch, row, seed, rows, order = start
-        seed, rows = (None if part is None else operator.index(part) for part in (seed, rows))
-        position = Position(operator.index(epoch), operator.index(row), seed, rows, order)
-    except (TypeError, ValueError):
-        raise ArgumentError(f"start={shown(start)}; {advice}") from None
-    if min(position.epoch, position.row) < 0 or not isinstance(order, str | None):
-        raise ArgumentError(f"start={shown(start)}; {advice}")
-    return position
-
-
-class Plan(Protocol):
-    """The steps of an epoch.
-
-    Attributes
-    ----------
-    size : int
+    streams
+        Streams of the frames.
+    begins
+        Position of each at the beginning of the epoch.
+    size
         Rows of a step, over all ranks.
-    length : int or None
+    length
         Rows of the epoch; None if it never ends.
+    taken
+        Rows taken of each stream before each step, and after the last: (steps + 1, streams). None
+        for one stream.
+    shares
+        What ``taken`` was drawn by.
     """
 
-    size: int
-    length: int | None
+    def __init__(
+        self,
+        streams: Sequence[Stream],
+        begins: Sequence[int],
+        size: int,
+        length: int | None,
+        taken: np.ndarray | None = None,
+        shares: np.ndarray | None = None,
+    ) -> None:
+        self.size = size
+        self.length = length
+        self._streams = streams
+        self._begins = begins
+        self._taken = taken
+        self._shares = shares
 
-    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
-        """Rows of the step that begins after ``row`` rows, by frame, with their places."""
-
-    def after(self, row: int, steps: int) -> int:
-        """Rows before the step that comes so many steps after the one at ``row``."""
-
-    def count(self, drop_last: bool) -> int:
-        """Steps of the epoch: all, or those that are full."""
-
-    def shape(self, row: int) -> tuple[int, int] | None:
-        """Height and width of the images of the step at ``row``; None for those of the read."""
-
-    def open_at(self, row: int) -> list[np.ndarray | None]:
-        """Rows of each frame whose partitions are in use after ``row`` rows; None for all."""
-
-    def digest(self) -> str:
-        """Digest of all that decides the order apart from the seed and the epoch."""
-
-
-class _EvenPlan:
-    """Plan whose steps have all the same size, but the last."""
-
-    size: int
-    length: int | None
+    def step(self, row: int) -> list[Rows]:
+        """Rows of the step that begins after ``row`` rows, by frame."""
+        begins, ends = self._edges(row), self._edges(self.after(row, 1))
+        return [
+            stream.rows(begin, end)
+            for stream, begin, end in zip(self._streams, begins, ends, strict=True)
+        ]
 
     def after(self, row: int, steps: int) -> int:
         """Rows before the step that comes so many steps after the one at ``row``."""
@@ -412,43 +307,35 @@ class _EvenPlan:
         assert self.length is not None
         return self.length // self.size if drop_last else -(-self.length // self.size)
 
-    def shape(self, row: int) -> None:
-        """Height and width of the images of a step: those of the read."""
+    def shape(self, row: int) -> tuple[int, int] | None:
+        """Height and width of the images of the step at ``row``; None for those of the read."""
+        return None
 
-
-class Epoch(_EvenPlan):
-    """A piece of a stream as a plan."""
-
-    def __init__(self, stream: Stream, size: int, begin: int, length: int | None) -> None:
-        self.size = size
-        self.length = length
-        self._stream = stream
-        self._begin = begin
-
-    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
-        """Rows of the step that begins after ``row`` rows, with their places."""
-        return [self._stream.rows(self._begin + row, self._begin + self.after(row, 1))]
-
-    def open_at(self, row: int) -> list[np.ndarray | None]:
-        """Rows whose partitions are in use after ``row`` rows; None for all."""
-        return [self._stream.open_at(self._begin + row)]
+    def open_at(self, row: int) -> list[np.ndarray] | None:
+        """Rows of each frame whose partitions are in use after ``row`` rows; None for all."""
+        edges = self._edges(row)
+        return [stream.open_at(edge) for stream, edge in zip(self._streams, edges, strict=True)]
 
     def digest(self) -> str:
-        """Digest of the rows of each partition."""
-        return self._stream.digest()
+        """Digest of all that decides the order apart from the seed and the epoch."""
+        parts = [stream.digest() for stream in self._streams]
+        if self._shares is None:
+            return _digest(*parts)
+        return _digest(*parts, self._shares, np.array([self.size]))
+
+    def _edges(self, row: int) -> list[int]:
+        """Position of each stream after ``row`` rows."""
+        taken = [row] if self._taken is None else self._taken[-(-row // self.size)].tolist()
+        return [begin + rows for begin, rows in zip(self._begins, taken, strict=True)]
 
 
-class Bucketed:
+class BucketedEpoch(Epoch):
     """Steps of rows of one bucket each, in the order in which a stream fills them.
 
     Parameters
     ----------
-    stream
-        Stream of the frame.
-    size
-        Rows of a step, over all ranks.
-    begin, length
-        The part of the stream.
+    stream, begin, size, length
+        As for an epoch.
     bucket_of
         Bucket of each row of the frame: int (rows,).
     shapes
@@ -458,70 +345,57 @@ class Bucketed:
     def __init__(
         self,
         stream: Stream,
-        size: int,
         begin: int,
+        size: int,
         length: int,
         bucket_of: np.ndarray,
         shapes: np.ndarray,
     ) -> None:
-        self.size = size
-        self.length: int | None = length
-        self._shapes = shapes
-        self._bucket_of = bucket_of
-        self._stream = stream.digest()
-        rows, places = stream.rows(begin, begin + length)
+        super().__init__([stream], [begin], size, length)
+        rows = stream.rows(begin, begin + length)
         buckets = bucket_of[rows.numbers]
         by_bucket = np.argsort(buckets, kind="stable")
         counts = np.bincount(buckets, minlength=len(shapes))
-        firsts = np.cumsum(counts) - counts
-        # Of each step: its first row among those of all buckets, its rows, and when it is full.
-        begins = [
-            np.arange(first, first + n, size) for first, n in zip(firsts, counts, strict=True)
-        ]
-        lengths = [np.minimum(size, n - np.arange(0, n, size)) for n in counts]
-        first, rows_of = np.concatenate(begins), np.concatenate(lengths)
-        is_full = rows_of == size
-        last = by_bucket[first + rows_of - 1] if length else first
-        order = np.lexsort([last, ~is_full])
-        self._first, self._rows_of = first[order], rows_of[order]
-        self._edges = np.concatenate([[0], np.cumsum(self._rows_of)])
-        self._rows = Rows(rows.numbers[by_bucket], rows.draws[by_bucket])
-        self._places = places[by_bucket]
+        place_in_bucket = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
+        first = np.flatnonzero(place_in_bucket % size == 0)
+        lengths = np.diff(first, append=length)
+        last = by_bucket[first + lengths - 1]
+        # Full steps come when their last row does; then what is left of each bucket.
+        order = np.lexsort([last, lengths < size])
+        self._first = first[order]
+        self._row_edges = np.concatenate([[0], np.cumsum(lengths[order])])
+        self._rows = rows.take(by_bucket)
+        self._shapes = shapes[buckets[by_bucket][self._first]]
+        self._decisive = (bucket_of, shapes, np.array([size]))
 
     def _number(self, row: int) -> int:
-        return int(np.searchsorted(self._edges, row))
+        return int(np.searchsorted(self._row_edges, row))
 
-    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
-        """Rows of the step that begins after ``row`` rows, with their places."""
-        number = self._number(row)
-        first = int(self._first[number])
-        some = slice(first, first + int(self._rows_of[number]))
-        return [(self._rows.slice(some), self._places[some])]
+    def step(self, row: int) -> list[Rows]:
+        first = int(self._first[self._number(row)])
+        return [self._rows.take(slice(first, first + self.after(row, 1) - row))]
 
     def after(self, row: int, steps: int) -> int:
-        """Rows before the step that comes so many steps after the one at ``row``."""
-        return int(self._edges[min(self._number(row) + steps, len(self._edges) - 1)])
+        return int(self._row_edges[min(self._number(row) + steps, len(self._first))])
 
     def count(self, drop_last: bool) -> int:
-        """Steps of the epoch: all, or those that are full."""
-        return int((self._rows_of == self.size).sum()) if drop_last else len(self._rows_of)
+        lengths = np.diff(self._row_edges)
+        return int((lengths == self.size).sum()) if drop_last else len(lengths)
 
-    def shape(self, row: int) -> tuple[int, int]:
-        """Height and width of the images of the step at ``row``."""
-        first = self._first[self._number(row)]
-        height, width = self._shapes[self._bucket_of[self._rows.numbers[first]]].tolist()
+    def shape(self, row: int) -> tuple[int, int] | None:
+        height, width = self._shapes[self._number(row)].tolist()
         return height, width
 
-    def open_at(self, row: int) -> list[np.ndarray | None]:
-        """None: rows wait until their bucket is full."""
-        return [None]
+    def open_at(self, row: int) -> None:
+        return None  # rows wait until their bucket is full
 
     def digest(self) -> str:
-        """Digest of the rows of each partition, of their buckets, and of the size of a step."""
-        return digest_of(self._stream, self._bucket_of, self._shapes, np.array([self.size]))
+        return _digest(super().digest(), *self._decisive)
 
 
-class Mix(_EvenPlan):
+def mixed_epoch(
+    streams: Sequence[Stream], size: int, shares: np.ndarray, seed: int, epoch: int, longest: bool
+) -> Epoch:
     """Steps with rows of several streams, as many of each as independent draws would give.
 
     Parameters
@@ -537,47 +411,10 @@ class Mix(_EvenPlan):
     longest
         Whether to continue with the other frames when one has no rows left.
     """
-
-    def __init__(
-        self,
-        streams: Sequence[Stream],
-        size: int,
-        shares: np.ndarray,
-        seed: int,
-        epoch: int,
-        longest: bool,
-    ) -> None:
-        self.size = size
-        self._streams = streams
-        self._epoch = epoch
-        self._shares = shares
-        lengths = np.array([stream.length for stream in streams])
-        random = np.random.default_rng([seed, epoch, _MIX])
-        # Rows taken of each frame before each step, and after the last: (steps + 1, frames).
-        self._taken = _taken(lengths, size, shares, random, longest)
-        self.length = int(self._taken[-1].sum())
-
-    def step(self, row: int) -> list[tuple[Rows, np.ndarray]]:
-        """Rows of the step that begins after ``row`` rows, by frame, with their places."""
-        number = -(-row // self.size)
-        edges = self._taken[number : number + 2].T.tolist()
-        return [
-            stream.rows(*(self._epoch * stream.length + edge for edge in pair))
-            for stream, pair in zip(self._streams, edges, strict=True)
-        ]
-
-    def open_at(self, row: int) -> list[np.ndarray | None]:
-        """Rows of each frame whose partitions are in use after ``row`` rows."""
-        taken = self._taken[-(-row // self.size)].tolist()
-        return [
-            stream.open_at(self._epoch * stream.length + min(edge, max(stream.length - 1, 0)))
-            for stream, edge in zip(self._streams, taken, strict=True)
-        ]
-
-    def digest(self) -> str:
-        """Digest of the frames' partitions, of the shares and of the size of a step."""
-        streams = [stream.digest() for stream in self._streams]
-        return digest_of(*streams, self._shares, np.array([self.size]))
+    lengths = np.array([stream.length for stream in streams])
+    random = np.random.default_rng([seed, epoch, _MIX])
+    taken = _taken(lengths, size, shares, random, longest)
+    return Epoch(streams, (epoch * lengths).tolist(), size, int(taken[-1].sum()), taken, shares)
 
 
 # Steps that are drawn at once.
@@ -607,7 +444,7 @@ def _taken(
     return np.concatenate(tables)
 
 
-def digest_of(*parts: np.ndarray | str) -> str:
+def _digest(*parts: np.ndarray | str) -> str:
     """Short digest of arrays and other digests."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
@@ -615,109 +452,3 @@ def digest_of(*parts: np.ndarray | str) -> str:
         digest.update(f"{array.dtype} {array.shape}".encode())
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()
-
-
-class Share(NamedTuple):
-    """The part of an epoch that a process reads.
-
-    A rank takes its part of each step; a worker of a rank takes every workers-th step.
-    """
-
-    rank: int = 0
-    world: int = 1
-    worker: int = 0
-    workers: int = 1
-
-    def of(self, parts: list[tuple[Rows, np.ndarray]]) -> list[Rows]:
-        """The rank's rows of a step, by frame.
-
-        Places are dealt out in order, so that each shard is read by few ranks.
-        """
-        ours, first = [], 0
-        for rows, places in parts:
-            count = len(places)
-            # The ranks take turns at one row more than others.
-            more = (np.arange(self.world) - first) % self.world < count % self.world
-            first += count % self.world
-            edges = np.concatenate([[0], np.cumsum(count // self.world + more)])
-            mine = np.argsort(places, kind="stable")[edges[self.rank] : edges[self.rank + 1]]
-            ours.append(Rows(rows.numbers[mine], rows.draws[mine]))
-        return ours
-
-
-def parse_shard(shard: Any, format: str) -> Share:
-    """Parse the argument ``shard=``: (rank, world), None, or "auto".
-
-    Raises
-    ------
-    ArgumentError
-    """
-    if shard is None:
-        return Share()
-    if isinstance(shard, str) and shard == "auto":
-        ours = torch_rank() if format == "torch" else (0, 1)
-        if format == "torch" and ours == (0, 1):
-            ours = _launched_rank()
-        return Share(*ours, *torch_worker())
-    try:
-        rank, world = map(operator.index, shard)
-    except (TypeError, ValueError):
-        rank, world = 0, 0
-    if not 0 <= rank < world:
-        raise ArgumentError(
-            f"shard={shard!r}; pass (rank, world), a rank from 0 below world, or 'auto', or None"
-        )
-    return Share(rank, world)
-
-
-def torch_rank() -> tuple[int, int]:
-    """Rank and world size of this process in ``torch.distributed``; (0, 1) outside of it."""
-    torch = sys.modules.get("torch")
-    group = None if torch is None else torch.distributed
-    if group is not None and group.is_available() and group.is_initialized():
-        return group.get_rank(), group.get_world_size()
-    return 0, 1
-
-
-# The process that imported this module: a fork of it has its process group, if there is one.
-_PROCESS = os.getpid()
-
-
-def _launched_rank() -> tuple[int, int]:
-    """Rank and world size by torchrun's variables, in a spawned worker of a ``DataLoader``.
-
-    It has no process group, and iterators that it makes have no process that could tell them.
-
-    Raises
-    ------
-    ArgumentError
-        If the variables are no rank.
-    """
-    if worker_of_loader() is None or os.getpid() != _PROCESS:
-        return 0, 1
-    rank, world = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
-    if rank is None and world is None:
-        return 0, 1
-    try:
-        numbers = int(rank or ""), int(world or "")
-        if 0 <= numbers[0] < numbers[1]:
-            return numbers
-    except ValueError:
-        pass
-    raise ArgumentError(
-        "shard='auto': a spawned worker of a DataLoader takes its rank from torchrun's variables, "
-        f"and RANK={rank!r} with WORLD_SIZE={world!r} is none: set both, or pass shard=(rank, "
-        "world), or shard=None for all rows"
-    )
-
-
-def torch_worker() -> tuple[int, int]:
-    """Number and count of the workers of this process's torch ``DataLoader``; else (0, 1)."""
-    return worker_of_loader() or (0, 1)
-
-
-def worker_of_loader() -> tuple[int, int] | None:
-    """Number of this worker of a torch ``DataLoader``, and how many it has; None in no worker."""
-    torch = sys.modules.get("torch")
-    worker = None if torch is None else torch.utils.data.get_worker_info()
-    return None if worker is None else (worker.id, worker.num_workers)

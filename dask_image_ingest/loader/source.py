@@ -12,18 +12,17 @@ import logging
 import os
 import pickle
 import threading
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import dask
 import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
 from dask.system import CPU_COUNT
+from distributed import Client, Worker, secede, wait
 from distributed import Future as RemoteFuture
-from distributed import Worker, secede, wait
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 from distributed.utils import offload
@@ -43,6 +42,7 @@ from dask_image_ingest.dataset.references import (
     with_bad_rows,
     with_draw,
 )
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import (
     MIN_SHARED_BYTES,
@@ -53,77 +53,8 @@ from dask_image_ingest.frames import (
     this_machine,
 )
 from dask_image_ingest.loader.batch_format import as_pandas
-from dask_image_ingest.loader.order import torch_worker, worker_of_loader
-
-
-@dataclass(frozen=True)
-class _Pixels:
-    """A block of pixels in shared memory of another process."""
-
-    file: int  # descriptor in that process
-    nbytes: int
-    seal: bytes
-
-
-@dataclass(frozen=True)
-class _Mapping:
-    """A pickled frame, with its pixels as blocks in shared memory of ``process``."""
-
-    process: int
-    frame: bytes
-    buffers: list[bytes | _Pixels]
-
-
-def map_remote(future: RemoteFuture) -> Any:
-    """A finished partition with mapped pixels, without a copy; None if they cannot be mapped.
-
-    The worker must be on this machine and run as the same user, and the pixels must be in shared
-    memory.
-    """
-    client, key = future.client, future.key
-    for worker in client.who_has([future]).get(key, ()):
-        # On errors, such as the death of the worker, the transfer after None raises or retries.
-        replies = client.run(
-            _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
-        )
-        mapping = replies.get(worker)
-        if mapping is None:
-            continue
-        try:
-            buffers = [
-                map_block(mapping.process, buffer.file, buffer.nbytes, buffer.seal)
-                if isinstance(buffer, _Pixels)
-                else buffer
-                for buffer in mapping.buffers
-            ]
-        except OSError:
-            continue
-        # As safe as dask's own transfer: a worker of this cluster pickled it.
-        return pickle.loads(mapping.frame, buffers=buffers)
-    return None
-
-
-def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
-    """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
-    if not machine or machine != this_machine() or key not in dask_worker.data:
-        return None
-    pickled: list[pickle.PickleBuffer] = []
-    frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
-    buffers: list[bytes | _Pixels] = []
-    for buffer in pickled:
-        with buffer.raw() as raw:
-            buffers.append(_as_pixels(raw) or bytes(raw))
-    is_shared = any(isinstance(part, _Pixels) for part in buffers)
-    return _Mapping(os.getpid(), frame, buffers) if is_shared else None
-
-
-def _as_pixels(raw: memoryview) -> _Pixels | None:
-    """The shared block of a buffer; None for small buffers and those in other memory."""
-    if raw.nbytes <= MIN_SHARED_BYTES:
-        return None
-    block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
-    return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)
-
+from dask_image_ingest.loader.position import worker_of_loader
+from dask_image_ingest.loader.sampling import ColumnOf
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -140,29 +71,67 @@ _INDEXES_AT_ONCE = 8
 _EXTRA_PARTITIONS = 2
 _MAX_THREADS = 8
 
+# Bytes of an image of unknown size: of 1 megapixel.
+_UNKNOWN_BYTES = 3e6
 
-class Source:
-    """Source of a pandas or cuDF frame, which is one partition."""
+# A partition that is being read: waits for it.
+Reading = Callable[[], Any]
+
+
+class FrameSource:
+    """Source of the rows of a pandas or cuDF frame, which is one partition.
+
+    Parameters
+    ----------
+    frame
+        The columns of the batches.
+    image
+        The image column; None for a frame without images.
+    shape
+        Shape of its images, as far as it is known.
+    column
+        Gives any column of all rows.
+    """
 
     partitions = 1
 
-    def __init__(self, frame: Any, image: str | None) -> None:
+    def __init__(
+        self,
+        frame: Any,
+        image: str | None,
+        shape: ImageShape | None = None,
+        column: ColumnOf | None = None,
+    ) -> None:
         self._frame = frame
-        self._image = image
+        self.image = image
+        self.shape = shape
+        self._column = column
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> FrameSource:
         return self
 
     def __exit__(self, *_: object) -> None:
         pass
 
-    def check_process(self) -> None:
-        """Raise in a fork of the process that reads ahead.
+    @property
+    def meta(self) -> Any:
+        """An empty frame of the columns of the batches."""
+        return self._frame.iloc[:0]
 
-        Raises
-        ------
-        ArgumentError
-        """
+    @property
+    def known_row_bytes(self) -> float | None:
+        """Bytes of the pixels of a row; None if only a partition can tell."""
+        if self.shape is None or None in self.shape or len(image_columns(self.meta)) > 1:
+            return None
+        return float(np.prod(np.array(self.shape, np.int64)))
+
+    def column(self, name: str) -> pd.Series:
+        """A column of all rows, in memory."""
+        assert self._column is not None
+        return self._column(name)
+
+    def check_process(self) -> None:
+        """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
     def prefetch(self) -> int:
         """Default number of partitions to read ahead."""
@@ -182,38 +151,41 @@ class Source:
         """Rows of each partition: int64 (partitions,)."""
         return np.array([len(self._frame)], np.int64)
 
-    def row_bytes(self, number: int) -> float | None:
-        """Decoded bytes of a row of a partition, on average; None if it is in memory already."""
-        return None
+    def row_bytes(self, number: int) -> float:
+        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
+        return 1.0
 
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
 
-    def drawn(self, draw: int) -> Source:
+    def drawn(self, draw: int) -> FrameSource:
         """The same rows, with other random numbers of the augmentations that are yet to come."""
         return self
 
 
-async def _set_up_threads(set_up: Callable[[], None]) -> None:
-    """Call a function in both threads in which a client deserializes what it receives."""
-    set_up()
-    await offload(set_up)
-
-
-class LazySource(Source):
+class LazySource(FrameSource):
     """Source of a dask dataframe: partitions are computed by a cluster, or on a thread here."""
 
-    def __init__(self, frame: Any, image: str | None) -> None:
-        super().__init__(frame, image)
-        self._client = client_that_computes()
+    def __init__(
+        self,
+        frame: Any,
+        image: str | None,
+        shape: ImageShape | None = None,
+        column: ColumnOf | None = None,
+    ) -> None:
+        super().__init__(frame, image, shape, column)
+        self._client: Client | None = client_that_computes()
         # The process whose thread or client this uses; None while it has neither.
         self._process = os.getpid() if self._client else None
         self._backend = backend_of(frame._meta)
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
-        self._threads: Executor | None = None
+        # While it is open: the thread that computes, or fetches from the cluster; and those that
+        # read partitions, by default the same.
+        self._threads: Executor
+        self._reading: Executor
         # The thread that asked for the latest partition.
         self._reader = 0
         # What the cluster is computing or holds for this source.
@@ -223,28 +195,26 @@ class LazySource(Source):
             unfused = frame.optimize(fuse=False).expr
             # Shuffle rows once, for all partitions: each partition is computed by itself, and would
             # otherwise run the whole shuffle again.
-            moved = persist_moves(unfused, self._scheduler)
-            self._prepare_graph(frame if moved is None else new_collection(moved))
-
-    def _prepare_graph(self, frame: Any) -> None:
-        """Build the graph once, from which `read` cuts out the tasks of each partition."""
-        self._rows = frame
-        with dask.config.set(_NUMBERED):
-            optimized = frame.optimize()
+            moved = persist_moves(unfused, self._client or "synchronous")
+            # The graph is built once; `read` cuts out the tasks of each partition.
+            self._rows = frame if moved is None else new_collection(moved)
+            optimized = self._rows.optimize()
         self._keys = optimized.__dask_keys__()
         graph = optimized.__dask_graph__()
-        if self._client is None:
-            _refuse_remote(graph)
+        if self._client is None and any(isinstance(task, RemoteFuture) for task in graph.values()):
+            raise ArgumentError(
+                "iter_batches: the frame was persisted on a cluster of which this process has no "
+                "client, as a worker of a torch DataLoader has none: iterate over the frame as it "
+                "was before persist(), or in the process of the client"
+            )
         self._graph = convert_legacy_graph(graph)
         self.partitions = len(self._keys)
 
-    def check_process(self) -> None:
-        """Raise in a fork of the process that reads ahead, whose threads a fork does not have.
+    @property
+    def meta(self) -> Any:
+        return self._frame._meta
 
-        Raises
-        ------
-        ArgumentError
-        """
+    def check_process(self) -> None:
         if self._process not in (None, os.getpid()):
             raise ArgumentError(
                 "iter_batches: an iterator cannot be used after a fork, which does not have its "
@@ -265,6 +235,7 @@ class LazySource(Source):
             if self._backend.device == "gpu" and not self._client.asynchronous:
                 # Frames arrive in Dask's own threads, which would use the first GPU.
                 self._client.sync(_set_up_threads, set_up)
+        self._reading = self._threads
         return self
 
     def _secede(self) -> None:
@@ -275,7 +246,6 @@ class LazySource(Source):
                 secede()
 
     def __exit__(self, *_: object) -> None:
-        assert self._threads is not None
         if self._process != os.getpid():
             return  # a fork: thread and futures belong to the parent process
         if self._client is None:
@@ -292,7 +262,6 @@ class LazySource(Source):
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
     def prefetch(self) -> int:
-        """Default number of partitions to read ahead."""
         if self._client is None:
             return super().prefetch()
         if self._backend.device == "gpu":
@@ -302,7 +271,6 @@ class LazySource(Source):
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
     def read(self, number: int) -> Future[Any]:
-        """Start reading a partition."""
         self._reader = threading.get_ident()
         key = self._keys[number]
         graph = cull(self._graph, [key])
@@ -312,81 +280,7 @@ class LazySource(Source):
         self._futures.add(future)
         return self._reading.submit(self._fetch, future, functools.partial(self.describe, number))
 
-    @property
-    def _reading(self) -> Executor:
-        """The thread that reads partitions, or fetches them from the cluster."""
-        assert self._threads is not None
-        return self._threads
-
-    def describe(self, number: int) -> str:
-        """Name of a partition in errors."""
-        shard = shard_of_partition(self._frame.expr, number)
-        return f"partition {number}" + (f", {shard}" if shard else "")
-
-    def references(self) -> ReferenceSource | None:
-        """Source of the same rows before their decode; None unless the decode is the last step."""
-        decode = last_decode(self._rows.expr)
-        return None if decode is None else ReferenceSource(decode, self._image)
-
-    def drawn(self, draw: int) -> Source:
-        """The same rows, with other random numbers of their augmentations."""
-        expr = with_draw(self._frame.expr, draw)
-        same = expr._name == self._frame.expr._name
-        return self if same else LazySource(new_collection(expr), self._image)
-
-    def counts(self) -> np.ndarray:
-        """Rows of each partition: int64 (partitions,)."""
-        return self._versioned(("rows", self._rows._name), self._count)
-
-    def _versioned(self, key: tuple[str, str], compute: Callable[[], Value]) -> Value:
-        """Computed once in a process if the name of the query has the versions of its files."""
-        leaves = (each for each in self._rows.expr.walk() if not each.dependencies())
-        is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
-        return once(_versioned, key, compute) if is_versioned else compute()
-
-    def _count(self) -> np.ndarray:
-        decode = last_decode(self._rows.expr)
-        frame = self._rows if decode is None else new_collection(decode.rows)
-        images = {self._image, *image_columns(self._frame)}
-        cheap = next((name for name in frame.columns if name not in images), frame.columns[0])
-        rows = select_columns(frame, [cheap])
-        if (known := known_lengths(rows.expr)) is not None:
-            return np.array(known, np.int64)
-        unindexed = unindexed_remote(rows.expr)
-        if unindexed is not None and not torch_worker()[0]:
-            warn_user(
-                "rows are counted before the first batch, and each process reads all of a shard "
-                f"for that if it has no index, as {unindexed}. Run write_index() once: then each "
-                "process fetches only the images of its rows"
-            )
-        meta = pd.Series([], dtype="int64")
-        lengths = rows.map_partitions(_length, meta=meta)
-        at_once = unindexed is None and reads_remote(rows.expr)
-        counts = _computed(lengths, self._client, _INDEXES_AT_ONCE if at_once else 1)
-        result: np.ndarray = counts.to_numpy(np.int64)
-        return result
-
-    def row_bytes(self, number: int) -> float | None:
-        """Decoded bytes of a row of a partition, on average; at least 1."""
-        images = image_columns(self._frame)
-        if not images:
-            return 1
-        key = (f"bytes of a row of {number}", self._frame._name)
-        return self._versioned(key, lambda: self._measure(number, images))
-
-    def _measure(self, number: int, images: list[str]) -> float:
-        sizes = (
-            self._rows[images]
-            .partitions[number]
-            .map_partitions(_row_bytes, meta=pd.Series([], dtype="float64"))
-        )
-        return max(1.0, float(_computed(sizes, self._client).iloc[0]))
-
-    @property
-    def _scheduler(self) -> Any:
-        return "synchronous" if self._client is None else self._client
-
-    def _fetch(self, future: Any, describe: Callable[[], str]) -> Any:
+    def _fetch(self, future: RemoteFuture, describe: Callable[[], str]) -> Any:
         if future not in self._futures:
             raise CancelledError  # the source was closed
         try:
@@ -401,7 +295,7 @@ class LazySource(Source):
             self._futures.discard(future)
             future.release()
 
-    def _mapped(self, future: Any) -> Any:
+    def _mapped(self, future: RemoteFuture) -> Any:
         """A partition with mapped pixels; None to transfer it."""
         with future.client.as_current():
             wait([future])
@@ -413,6 +307,66 @@ class LazySource(Source):
             self._can_map = False
             return None
 
+    def describe(self, number: int) -> str:
+        shard = shard_of_partition(self._frame.expr, number)
+        return f"partition {number}" + (f", {shard}" if shard else "")
+
+    def references(self) -> ReferenceSource | None:
+        decode = last_decode(self._rows.expr)
+        return None if decode is None else ReferenceSource(decode, self.image)
+
+    def drawn(self, draw: int) -> FrameSource:
+        expr = with_draw(self._frame.expr, draw)
+        if expr._name == self._frame.expr._name:
+            return self
+        return LazySource(new_collection(expr), self.image, self.shape, self._column)
+
+    def counts(self) -> np.ndarray:
+        return self._versioned(("rows", self._rows._name), self._count)
+
+    def _versioned(self, key: tuple[str, str], compute: Callable[[], Value]) -> Value:
+        """Computed once in a process if the name of the query has the versions of its files."""
+        leaves = (node for node in self._rows.expr.walk() if not node.dependencies())
+        is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
+        return once(_versioned, key, compute) if is_versioned else compute()
+
+    def _count(self) -> np.ndarray:
+        decode = last_decode(self._rows.expr)
+        frame = self._rows if decode is None else new_collection(decode.rows)
+        images = {self.image, *image_columns(self._frame)}
+        cheap = next((name for name in frame.columns if name not in images), frame.columns[0])
+        rows = select_columns(frame, [cheap])
+        if (known := known_lengths(rows.expr)) is not None:
+            return np.array(known, np.int64)
+        unindexed = unindexed_remote(rows.expr)
+        worker = worker_of_loader()
+        if unindexed is not None and (worker is None or worker[0] == 0):
+            warn_user(
+                "rows are counted before the first batch, and each process reads all of a shard "
+                f"for that if it has no index, as {unindexed}. Run write_index() once: then each "
+                "process fetches only the images of its rows"
+            )
+        lengths = rows.map_partitions(_length, meta=pd.Series([], dtype="int64"))
+        at_once = unindexed is None and reads_remote(rows.expr)
+        counts = _computed(lengths, self._client, _INDEXES_AT_ONCE if at_once else 1)
+        result: np.ndarray = counts.to_numpy(np.int64)
+        return result
+
+    def row_bytes(self, number: int) -> float:
+        images = image_columns(self.meta)
+        if not images:
+            return 1.0
+        key = (f"bytes of a row of {number}", self._frame._name)
+        return self._versioned(key, lambda: self._measure(number, images))
+
+    def _measure(self, number: int, images: list[str]) -> float:
+        sizes = (
+            self._rows[images]
+            .partitions[number]
+            .map_partitions(_row_bytes, meta=pd.Series([], dtype="float64"))
+        )
+        return max(1.0, float(_computed(sizes, self._client).iloc[0]))
+
 
 class ReferenceSource(LazySource):
     """Source of partitions of references; `decode` takes rows of several partitions."""
@@ -423,50 +377,41 @@ class ReferenceSource(LazySource):
         #: Whether images are fetched here, before they are decoded; a cluster's workers do both.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
-        self._gathering: Executor | None = None
-        self._reading_threads: Executor | None = None
+        # The thread that takes rows from partitions, while another one decodes.
+        self._gathering: Executor
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
         set_up = self._backend.thread_setup()
         self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
         self._gathering.submit(set_up)
-        self._reading_threads = self._gathering
+        self._reading = self._gathering
         if self.fetches_ahead:
-            self._reading_threads = ThreadPoolExecutor(
-                _INDEXES_AT_ONCE, "iter-batches-references", set_up
-            )
+            self._reading = ThreadPoolExecutor(_INDEXES_AT_ONCE, "iter-batches-references", set_up)
             self._ahead = EncodedAhead(self._last.images)
         return self
 
     def __exit__(self, *error: object) -> None:
-        ours = self._process in (None, os.getpid())
-        if ours and self._ahead is not None:
+        is_ours = self._process == os.getpid()
+        if is_ours and self._ahead is not None:
             self._ahead.close()
         super().__exit__(*error)
-        if ours and self._gathering is not None and self._reading_threads is not None:
+        if is_ours:
             self._gathering.shutdown(wait=False)
-            self._reading_threads.shutdown(wait=False)
+            self._reading.shutdown(wait=False)
 
-    @property
-    def _reading(self) -> Executor:
-        """The threads that read references, while another one decodes."""
-        assert self._reading_threads is not None
-        return self._reading_threads
-
-    def encoded_bytes(self, part: Future[Any]) -> float:
+    def encoded_bytes(self, part: Reading) -> float:
         """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
         assert self._ahead is not None
-        return self._ahead.mean_size(part.result())
+        return self._ahead.mean_size(part())
 
-    def fetch(self, part: Future[Any], rows: np.ndarray) -> None:
+    def fetch(self, part: Reading, rows: np.ndarray) -> None:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         ahead = self._ahead
         assert ahead is not None
-        assert self._gathering is not None
-        self._gathering.submit(lambda: ahead.request(part.result().iloc[rows]))
+        self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
 
-    def row_bytes(self, number: int) -> float | None:
+    def row_bytes(self, number: int) -> float:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
         rows = self.read(number).result()
         nbytes = self._last.pixels(rows) if len(rows) else 0
@@ -474,7 +419,7 @@ class ReferenceSource(LazySource):
 
     def decode(
         self,
-        parts: list[tuple[Future[Any], np.ndarray]],
+        parts: Sequence[tuple[Reading, np.ndarray]],
         order: np.ndarray,
         draws: np.ndarray,
         shape: tuple[int, int] | None = None,
@@ -494,8 +439,6 @@ class ReferenceSource(LazySource):
         """
         seeds = draws if self._last.is_random and draws.any() else None
         decode = (self._last if shape is None else self._last.resized(shape)).function
-        assert self._threads is not None
-        assert self._gathering is not None
         rows = self._gathering.submit(_gather, parts, order)
         if self._client is None:
             if (ahead := self._ahead) is None:
@@ -509,32 +452,41 @@ class ReferenceSource(LazySource):
             lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
         )
 
-    def _submit(self, decode: Any, rows: Any, draws: np.ndarray | None) -> RemoteFuture:
+    def _submit(
+        self, decode: Callable[..., Any], rows: Any, draws: np.ndarray | None
+    ) -> RemoteFuture:
         assert self._client is not None
         future = self._client.submit(decode, rows, draws, pure=False)
         self._futures.add(future)
         return future
 
 
-def _gather(parts: list[tuple[Future[Any], np.ndarray]], order: np.ndarray) -> Any:
-    frames = [future.result().iloc[rows] for future, rows in parts]
+def _gather(parts: Sequence[tuple[Reading, np.ndarray]], order: np.ndarray) -> Any:
+    frames = [part().iloc[rows] for part, rows in parts]
     rows = frames[0] if len(frames) == 1 else concat(frames)
     return rows.iloc[order].reset_index(drop=True)
 
 
-def lazy_source(frame: Any, columns: list[str], image: str | None) -> LazySource:
+def lazy_source(
+    frame: Any, columns: list[str], image: str | None, shape: ImageShape | None
+) -> LazySource:
     """Source of some columns of a dask dataframe."""
-    return LazySource(_numbered(frame, columns, columns), image)
+    column = functools.partial(_column, frame, columns)
+    return LazySource(_numbered(frame, columns, columns), image, shape, column)
 
 
-def computed_column(frame: Any, columns: list[str], name: str) -> pd.Series:
-    """A column of all rows that a `lazy_source` of ``columns`` numbers, in its order."""
+def _column(frame: Any, columns: list[str], name: str) -> pd.Series:
+    """A column of all rows that the source of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
-    client = client_that_computes()
-    return as_pandas(_computed(rows[name], client, CPU_COUNT if worker_of_loader() is None else 1))
+    threads = CPU_COUNT if worker_of_loader() is None else 1
+    return as_pandas(_computed(rows[name], client_that_computes(), threads))
 
 
-def _computed(collection: Any, client: Any, threads: int = 1) -> Any:
+def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
+    return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
+
+
+def _computed(collection: Any, client: Client | None, threads: int = 1) -> Any:
     """Compute on a cluster, or here: not on Dask's threads, which a fork does not have."""
     with dask.config.set(_NUMBERED):
         if client is not None or threads == 1:
@@ -543,8 +495,22 @@ def _computed(collection: Any, client: Any, threads: int = 1) -> Any:
             return collection.compute(scheduler="threads", pool=pool)
 
 
-def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
-    return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
+def _length(frame: Any) -> pd.Series:
+    return pd.Series([len(frame)])
+
+
+def _row_bytes(images: Any) -> pd.Series:
+    arrays = backend_of(images).arrays
+    nbytes = sum(
+        array.nbytes for name in images for array in arrays(images[name]) if array is not None
+    )
+    return pd.Series([nbytes / max(1, len(images))])
+
+
+async def _set_up_threads(set_up: Callable[[], None]) -> None:
+    """Call a function in both threads in which a client deserializes what it receives."""
+    set_up()
+    await offload(set_up)
 
 
 #: What an order needs to know of the rows of its frames, such as their number.
@@ -569,12 +535,7 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
 
 
 def check_count(frame: Any, counted: int, describe: Callable[[], str]) -> Any:
-    """A partition that was read, if it has as many rows as were counted.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
         _versioned.clear()
         raise ArgumentError(
@@ -585,26 +546,65 @@ def check_count(frame: Any, counted: int, describe: Callable[[], str]) -> Any:
     return frame
 
 
-# Bytes of an image of unknown size: of 1 megapixel.
-_UNKNOWN_BYTES = 3e6
+class _Pixels(NamedTuple):
+    """A block of pixels in shared memory of another process."""
+
+    file: int  # descriptor in that process
+    nbytes: int
+    seal: bytes
 
 
-def _length(frame: Any) -> pd.Series:
-    return pd.Series([len(frame)])
+class _Mapping(NamedTuple):
+    """A pickled frame, with its pixels as blocks in shared memory of ``process``."""
+
+    process: int
+    frame: bytes
+    buffers: list[bytes | _Pixels]
 
 
-def _row_bytes(images: Any) -> pd.Series:
-    arrays = backend_of(images).arrays
-    nbytes = sum(
-        array.nbytes for name in images for array in arrays(images[name]) if array is not None
-    )
-    return pd.Series([nbytes / max(1, len(images))])
+def map_remote(future: RemoteFuture) -> Any:
+    """A finished partition with mapped pixels, without a copy; None if they cannot be mapped.
+
+    The worker must be on this machine and run as the same user, and the pixels must be in shared
+    memory.
+    """
+    client, key = future.client, future.key
+    for worker in client.who_has([future]).get(key, ()):
+        # On errors, such as the death of the worker, the transfer after None raises or retries.
+        mapping = client.run(
+            _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
+        ).get(worker)
+        if mapping is None:
+            continue
+        try:
+            buffers = [
+                map_block(mapping.process, *buffer) if isinstance(buffer, _Pixels) else buffer
+                for buffer in mapping.buffers
+            ]
+        except OSError:
+            continue
+        # As safe as dask's own transfer: a worker of this cluster pickled it.
+        return pickle.loads(mapping.frame, buffers=buffers)
+    return None
 
 
-def _refuse_remote(graph: Any) -> None:
-    if any(isinstance(task, RemoteFuture) for task in graph.values()):
-        raise ArgumentError(
-            "iter_batches: the frame was persisted on a cluster of which this process has no "
-            "client, as a worker of a torch DataLoader has none: iterate over the frame as it was "
-            "before persist(), or in the process of the client"
-        )
+def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
+    """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
+    if not machine or machine != this_machine() or key not in dask_worker.data:
+        return None
+    pickled: list[pickle.PickleBuffer] = []
+    frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
+    buffers: list[bytes | _Pixels] = []
+    for buffer in pickled:
+        with buffer.raw() as raw:
+            buffers.append(_as_pixels(raw) or bytes(raw))
+    is_shared = any(isinstance(buffer, _Pixels) for buffer in buffers)
+    return _Mapping(os.getpid(), frame, buffers) if is_shared else None
+
+
+def _as_pixels(raw: memoryview) -> _Pixels | None:
+    """The shared block of a buffer; None for small buffers and those in other memory."""
+    if raw.nbytes <= MIN_SHARED_BYTES:
+        return None
+    block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
+    return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)

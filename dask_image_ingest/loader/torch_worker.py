@@ -157,12 +157,7 @@ def _copies(
 
 
 def _memory(nbytes: int) -> torch.UntypedStorage:
-    """Memory that other processes can map: a memfd, for which ``/dev/shm`` needs no room.
-
-    Raises
-    ------
-    ClusterError
-    """
+    """Memory that other processes can map: a memfd, for which ``/dev/shm`` needs no room."""
     if not nbytes:
         return torch.UntypedStorage()
     if torch.multiprocessing.get_sharing_strategy() == "file_system":

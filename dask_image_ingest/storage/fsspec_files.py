@@ -180,7 +180,7 @@ def translate_errors(
     except Exception as error:  # each remote file system has exceptions of its own
         reason = _reason(error)
         if isinstance(reason, FileNotFoundError):
-            raise ShardNotFoundError(f"{url} is not found", path=local_path(url)) from error
+            raise ShardNotFoundError(f"{url} is not found") from error
         unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
         why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
         raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error

@@ -5,7 +5,7 @@ Headers are read, contents are not.
 """
 
 from dask_image_ingest.tar.index import META_NAME, index_head, index_tar
-from dask_image_ingest.tar.scan import BLOCK, Damage, SparseMember, plain_name
+from dask_image_ingest.tar.scan import BLOCK, Damage, Skipped, SparseMember, plain_name
 from dask_image_ingest.tar.shard_index import (
     FIELDS,
     HEAD,
@@ -19,7 +19,6 @@ from dask_image_ingest.tar.shard_index import (
     Places,
     Sample,
     ShardIndex,
-    Skipped,
     Span,
     duplicate_error,
     open_member,

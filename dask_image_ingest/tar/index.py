@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,13 +15,14 @@ from dask_image_ingest.storage import ByteReader, LazyBytes, as_reader
 from dask_image_ingest.tar.scan import (
     BLOCK,
     Damage,
-    Link,
     Member,
+    Skipped,
     TarScan,
+    add_skipped,
     checksum_holds,
     plain_name,
 )
-from dask_image_ingest.tar.shard_index import Places, ShardIndex, Skipped
+from dask_image_ingest.tar.shard_index import Places, ShardIndex
 
 # Key, extension, offset and size of a member.
 _Named = tuple[str, str, int, int]
@@ -36,39 +37,31 @@ META_NAME = re.compile(r"__[^/]*__($|/)")
 _MACOS = re.compile(r"(?:.*/|)(?:[.]_[^/]*|[.]DS_Store)$", re.DOTALL)
 
 
-class Grouped(NamedTuple):
-    """The samples of a shard; fields as the parameters of `ShardIndex`."""
-
-    keys: list[str]
-    places: dict[str, Places]
-    duplicates: dict[int, tuple[str, ...]]
-    interleaved: tuple[str, ...]
-    repeated: tuple[str, ...]
-    members: int
-    skipped: dict[str, Skipped]
+# Members whose names are split at once.
+_BATCH = 1024
 
 
-def group(batches: Iterable[list[Member]]) -> Grouped:
-    """Group members into samples by the rule of `index_tar`."""
+def group(members: Sequence[Member], skipped: dict[str, Skipped], **facts: Any) -> ShardIndex:
+    """Group members into samples by the rule of `index_tar`; ``facts`` are those of `ShardIndex`.
+
+    Members that belong to no sample are added to ``skipped``.
+    """
     keys: list[str] = []
     # Key → row of its latest sample.
     latest: dict[str, int] = {}
     # Extension → row → position in offsets and sizes. No object per member, since Python's garbage
     # collector would traverse all of them again and again.
-    members: dict[str, dict[int, int]] = defaultdict(dict)
+    numbers: dict[str, dict[int, int]] = defaultdict(dict)
     offsets, sizes = array("q"), array("q")
     duplicates: dict[int, tuple[str, ...]] = {}
     interleaved: dict[str, None] = {}
     repeated: dict[str, None] = {}
     lower_case = _LowerCase()
-    skipped: dict[str, Skipped] = {}
-    count = 0
     current, row = "", 0
     # Extensions that were joined to the sample since its key reappeared; None if it did not.
     joined: set[str] | None = None
-    for batch in batches:
-        count += len(batch)
-        named = _split_names(batch, lower_case, skipped)
+    for start in range(0, len(members), _BATCH):
+        named = _split_names(members[start : start + _BATCH], lower_case, skipped)
         first = len(offsets)
         offsets.extend([offset for _, _, offset, _ in named])
         sizes.extend([size for _, _, _, size in named])
@@ -82,7 +75,7 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
                     latest[key] = row = len(keys)
                     keys.append(key)
                     joined = None
-            rows = members[extension]
+            rows = numbers[extension]
             if row in rows:
                 if joined is None or extension in joined:
                     repeats = duplicates.get(row, ())
@@ -91,33 +84,23 @@ def group(batches: Iterable[list[Member]]) -> Grouped:
                     continue
                 # The key begins a second sample: members joined to the first one belong to it.
                 latest[key] = len(keys)
-                _move(members, duplicates, joined, row, len(keys))
+                _move(numbers, duplicates, joined, row, len(keys))
                 row, joined = len(keys), None
                 keys.append(key)
                 repeated[key] = None
             rows[row] = number
             if joined is not None:
                 joined.add(extension)
-    return Grouped(
+    return ShardIndex(
         keys,
-        _places(members, np.array(offsets, np.int64), np.array(sizes, np.int64)),
-        duplicates,
-        tuple(key for key in interleaved if key not in repeated),
-        tuple(repeated),
-        count,
-        skipped,
+        _places(numbers, np.array(offsets, np.int64), np.array(sizes, np.int64)),
+        duplicates=duplicates,
+        interleaved=tuple(key for key in interleaved if key not in repeated),
+        repeated=tuple(repeated),
+        members=len(members),
+        skipped=skipped,
+        **facts,
     )
-
-
-def links_of_samples(keys: Sequence[str], links: Iterable[Link]) -> dict[int, dict[str, str]]:
-    """Row → extension → description of each link that stands in place of a sample's member."""
-    rows = {key: row for row, key in enumerate(keys)} if links else {}
-    found: dict[int, dict[str, str]] = {}
-    for link in links:
-        parts = _split_name(link.name)
-        if not isinstance(parts, str) and parts[0] in rows:
-            found.setdefault(rows[parts[0]], {})[parts[1].lower()] = link.described()
-    return found
 
 
 class _LowerCase(dict[str, str]):
@@ -128,7 +111,7 @@ class _LowerCase(dict[str, str]):
 
 
 def _split_names(
-    members: list[Member], lower_case: _LowerCase, skipped: dict[str, Skipped]
+    members: Sequence[Member], lower_case: _LowerCase, skipped: dict[str, Skipped]
 ) -> list[_Named]:
     """Split names into key and extension; drop members that belong to no sample, and count them."""
     named = []
@@ -148,7 +131,7 @@ def _split_names(
             continue
         parts = _split_name(name)
         if isinstance(parts, str):
-            skipped[parts] = skipped.get(parts, Skipped(0, name)).and_another()
+            add_skipped(skipped, parts, name)
         else:
             named.append((parts[0], lower_case[parts[1]], offset, size))
     return named
@@ -228,23 +211,8 @@ def index_tar(content: LazyBytes, url: str = "the shard") -> ShardIndex:
     reader = as_reader(content)
     reader.prefetch_scan()
     scan = TarScan(reader, url)
-    grouped = group(scan)
-    skipped = grouped.skipped
-    for link in scan.links:
-        skipped[link.kind] = skipped.get(link.kind, Skipped(0, link.name)).and_another()
-    return ShardIndex(
-        grouped.keys,
-        grouped.places,
-        duplicates=grouped.duplicates,
-        sparse=scan.sparse,
-        damage=_with_stream_damage(scan.damage, reader),
-        interleaved=grouped.interleaved,
-        repeated=grouped.repeated,
-        members=grouped.members,
-        pax=scan.pax,
-        skipped=skipped,
-        links=links_of_samples(grouped.keys, scan.links),
-    )
+    damage = _with_stream_damage(scan.damage, reader)
+    return group(scan.members, scan.skipped, sparse=scan.sparse, damage=damage, pax=scan.pax)
 
 
 def _with_stream_damage(damage: Damage | None, reader: ByteReader) -> Damage | None:
@@ -316,7 +284,7 @@ class _Prefix(ByteReader):
 
 def _last_extensions(content: LazyBytes, size: int) -> set[str]:
     """Extensions of the members whose headers lie in the last bytes."""
-    return set(group([list(_last_members(content, size))]).places)
+    return set(group(list(_last_members(content, size)), {}).extensions)
 
 
 def _last_members(content: LazyBytes, size: int) -> Iterator[Member]:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import LazyBytes, MemoryReader
-from dask_image_ingest.tar.scan import Damage, SparseMember
+from dask_image_ingest.tar.scan import Damage, Skipped, SparseMember
 
 #: Extensions of images, in order of preference.
 IMAGE_EXTENSIONS = (
@@ -66,17 +66,6 @@ class Places(NamedTuple):
 _NO_PLACES = Places(*(np.empty(0, np.int64) for _ in Places._fields))
 
 
-class Skipped(NamedTuple):
-    """Members that are not read for the same reason: their number, and the name of the first."""
-
-    number: int
-    first: str
-
-    def and_another(self) -> Skipped:
-        """One more of them."""
-        return self._replace(number=self.number + 1)
-
-
 #: Codes of `ShardIndex.skipped` for links that are not followed.
 LINKS = ("symbolic-link", "hard-link")
 
@@ -113,8 +102,7 @@ class ShardIndex:
     duplicates
         Row → extensions that the sample has more than once.
     sparse
-        Offset → sparse member. In columns, sizes are capped at the largest int64, which some
-        sparse members claim to exceed.
+        Offset → sparse member.
     damage
         None for a complete shard; samples include every whole member before the damage.
     interleaved
@@ -128,8 +116,6 @@ class ShardIndex:
     skipped
         Code → members that are not read: ``symbolic-link``, ``hard-link`` (to no earlier file),
         ``macos`` (``._x``, ``.DS_Store``), ``meta`` (``__x__``) or ``no-extension``.
-    links
-        Row → extension → description of a link, not followed, in place of the sample's member.
     """
 
     def __init__(
@@ -145,7 +131,6 @@ class ShardIndex:
         members: int = 0,
         pax: int = 0,
         skipped: Mapping[str, Skipped] | None = None,
-        links: Mapping[int, Mapping[str, str]] | None = None,
     ) -> None:
         self.duplicates = duplicates or {}
         self.sparse = sparse or {}
@@ -155,7 +140,6 @@ class ShardIndex:
         self.members = members
         self.pax = pax
         self.skipped = skipped or {}
-        self.links = links or {}
         self._keys = keys
         self._places = places or {}
         self._columns: dict[tuple[str, str], pa.Array] = {}
@@ -230,15 +214,12 @@ class ShardIndex:
     def first_spans(self, extension: str, count: int) -> list[Span]:
         """Offset and size of the first members of an extension."""
         _, offsets, sizes = self.places(extension)
-        spans = self.spans(pa.array(offsets[:count]), pa.array(sizes[:count]))
-        return [span for span in spans if span is not None]
+        return [*zip(offsets[:count].tolist(), sizes[:count].tolist(), strict=True)]
 
     def spans(self, offsets: pa.Array, sizes: pa.Array) -> list[Span | None]:
-        """Columns of offsets and sizes as spans, with the uncapped sizes of sparse members."""
+        """Columns of offsets and sizes as spans."""
         pairs = zip(offsets.to_pylist(), sizes.to_pylist(), strict=True)
-        if not self.sparse:
-            return [None if pair[0] is None else pair for pair in pairs]
-        return [None if at is None else (at, self._true_size(at, size)) for at, size in pairs]
+        return [None if pair[0] is None else pair for pair in pairs]
 
     @cached_property
     def samples(self) -> list[Sample]:
@@ -247,7 +228,6 @@ class ShardIndex:
         kinds = self.extensions
         members = (values.tolist() for values in self.all_places())
         for row, kind, offset, size in zip(*members, strict=True):
-            size = self._true_size(offset, size) if self.sparse else size
             samples[row].members[kinds[kind]] = offset, size
         for row, extensions in self.duplicates.items():
             samples[row].duplicates = extensions
@@ -271,19 +251,10 @@ class ShardIndex:
             members=self.members,
             pax=self.pax,
             skipped=self.skipped,
-            links={row: links for row, links in self.links.items() if row < count},
         )
 
-    @cached_property
-    def _extension_set(self) -> frozenset[str]:
-        return frozenset(self.extensions)
-
     def _present(self, extensions: Sequence[str]) -> list[str]:
-        return [extension for extension in extensions if extension in self._extension_set]
-
-    def _true_size(self, offset: int, size: int) -> int:
-        sparse = self.sparse.get(offset)
-        return size if sparse is None else sparse.size
+        return [extension for extension in extensions if extension in self.extensions]
 
 
 def read_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:

@@ -14,7 +14,7 @@ import pytest
 from PIL import Image
 from small_frames import small_frame
 
-from dask_image_ingest.accessor.eager import frame_html, register_html
+from dask_image_ingest.accessor.frames import frame_html, register_html
 
 
 def pictures(html):

@@ -32,7 +32,7 @@ def test_a_shard_that_only_the_client_sees(client, shards, monkeypatch):
     monkeypatch.chdir(shards[0].parent)
     # The working directory of whichever process asks.
     ddf = dii.read_webdataset_images("/proc/self/cwd/*.tar", backend="pandas")
-    said = rf"photos-00\d.tar is not found.*{on_worker(client)}. This process sees it"
+    said = rf"photos-00\d.tar is not found.*{on_worker(client)}"
     with pytest.raises(dii.ShardNotFoundError, match=said):
         ddf.compute()
 
@@ -52,7 +52,7 @@ def test_a_shard_that_nobody_sees_any_more(client, tmp_path, shards):
     path.write_bytes(shards[0].read_bytes())
     ddf = dii.read_webdataset_images(path, backend="pandas")
     path.unlink()
-    said = rf"gone\.tar is not found{on_worker(client)}\. Nor does this process"
+    said = rf"gone\.tar is not found{on_worker(client)}"
     with pytest.raises(dii.ShardNotFoundError, match=said):
         ddf.compute()
     with pytest.raises(dii.ShardNotFoundError) as raised:

@@ -7,8 +7,7 @@ from photo_shards import write_tar
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, decode
-from dask_image_ingest.decode.crash_guard import crash_log
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, crash_log, decode
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.frames.pandas_backend import HostPixels
 

@@ -61,7 +61,6 @@ def test_quality_is_that_of_webp_too(small, tmp_path):
 def test_another_quality_is_another_export(small, tmp_path):
     options = {"samples_per_shard": 5}
     first = exported(small, tmp_path, members={"jpg": "image"}, **options)
-    (tmp_path / "002.tar").unlink()
     members = {"jpg": Encode("image", quality=80)}
     with pytest.raises(ExportError, match=r"'quality': 92.*'quality': 80"):
         exported(small, tmp_path, members=members, resume=True, **options)

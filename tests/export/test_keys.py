@@ -87,24 +87,6 @@ def test_a_key_that_its_shard_does_not_have_tells_of_a_shard_without_images(tmp_
     assert left_out == {"no-pointer": 5}
 
 
-ASSIGNED = {
-    "assign": lambda frame: frame.assign(__key__=frame["__key__"].replace({"a": "b", "b": "a"})),
-    "rename": lambda frame: (
-        frame.rename(columns={"__key__": "old"})
-        .assign(new=frame["__key__"].replace({"a": "b", "b": "a"}))
-        .rename(columns={"new": "__key__"})
-    ),
-}
-
-
-@pytest.mark.parametrize("how", ASSIGNED)
-def test_a_lazy_frame_tells_that_keys_are_given_anew(how, tmp_path):
-    frame = ASSIGNED[how](read(write(tmp_path / "in", ["a b c"])))
-    found, left_out = export(frame, tmp_path)
-    assert not found
-    assert left_out == {"no-pointer": 3}
-
-
 def test_rows_of_one_new_key_are_not_said_to_be_one_sample(tmp_path):
     frame = read(write(tmp_path / "in", ["A b c"])).compute().assign(__key__="same")
     _, left_out = export(frame, tmp_path)

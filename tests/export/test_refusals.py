@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import dask.dataframe as dd
@@ -13,6 +14,9 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError
+
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 
 
 @pytest.fixture
@@ -27,39 +31,24 @@ def export(frame, tmp_path, name="{shard:03d}.tar", **options):
     return dii.to_webdataset(frame, tmp_path / "out" / name, **options)
 
 
-HOSTILE = {
-    "../b": "leads out of its folder",
-    "x/../b": "leads out of its folder",
-    "/etc/passwd": "begins with a slash",
-    "x\\b": "backslash",
-    "x\0b": "control characters",
-    "x\nb": "control characters",
-    "b.c": "first dot",
-    ".b": "first dot",
-    "x//b": "empty part",
-    "b/": "empty part",
-    "": "empty part",
-    "__b__": "__like_this__",
-    "__meta__/b": "__like_this__",
-    "x/__meta__/b": "__like_this__",
-}
+HOSTILE = [
+    *("../b", "x/../b", "/etc/passwd", "x\\b", "x\0b", "x\nb", "b.c", ".b", "x//b", "b/", ""),
+    *("__b__", "__meta__/b", "x/__meta__/b"),
+]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("key", HOSTILE, ids=repr)
-def test_hostile_keys_are_refused_with_their_row(key, rows, tmp_path):
-    rows.loc[rows["__key__"] == "b", "__key__"] = key
+def test_hostile_keys_are_refused_with_their_row(rows, tmp_path):
     offset = rows["offset"].iloc[1]
-    with pytest.raises(ArgumentError, match=HOSTILE[key]) as error:
-        export(rows, tmp_path)
+    with pytest.raises(ArgumentError, match=r"1 of 4 rows .*bad-key: readers would") as error:
+        export(rows.assign(__key__=["a", "b.c", "c", "d"]), tmp_path)
     assert f"in.tar, byte {offset}: bad-key" in str(error.value)
-    assert "1 of 4 rows" in str(error.value)
     assert not (tmp_path / "out").exists()
-    told = export(rows, tmp_path, row_errors="drop")
-    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", "c", "d"]
-    assert told.attrs["left_out"]["bad-key"]["count"] == 1
+    many = pd.concat([rows] * len(HOSTILE), ignore_index=True).assign(__key__=HOSTILE * 4)
+    told = export(pd.concat([many, rows]), tmp_path, row_errors="drop")
+    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["a", "b", "c", "d"]
+    assert told.attrs["left_out"]["bad-key"]["count"] == 4 * len(HOSTILE)
     left_out = pd.read_parquet(tmp_path / "out" / "_left_out.parquet")
-    assert left_out[["__key__", "offset"]].to_numpy().tolist() == [[key, offset]]
+    assert left_out["__key__"].tolist() == HOSTILE * 4
 
 
 @pytest.mark.parametrize(
@@ -167,8 +156,6 @@ def test_a_shard_that_was_replaced_is_named(rows, tmp_path):
 
 
 def test_a_source_that_changes_while_it_is_copied_is_an_error(rows, tmp_path, monkeypatch):
-    from dask_image_ingest.export import run
-
     def planned(*args, **kwargs):
         plan = make_plan(*args, **kwargs)
         os.utime(tmp_path / "in.tar", (1, 1))
@@ -190,10 +177,10 @@ def test_a_frame_without_locations_is_refused(column, rows, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("out.tar", "{shard}.zip", "{shard}.tar.gz", "{x}.tar", "{shard}-{shard}.tar"),
+        *("out.tar", "{shard}.zip", "{shard}.tar.gz", "{x}.tar", "{x}/{shard}.tar"),
         *("{shard}/a.tar", "_{shard}.tar", ".{shard}.tar", "{shard.tar", "{}.tar"),
         *("{shard:q}.tar", "{shard!r:>9}.tar", "{shard:c}.tar", "\0{shard}.tar", "\0/{shard}.tar"),
-        *("{shard:>99999999999}.tar", "{shard:0300d}.tar", "\ud800{shard}.tar"),
+        *("{shard:0300d}.tar", "\ud800{shard}.tar"),
     ],
 )
 def test_names_that_are_none_for_shards_are_refused(name, rows, tmp_path):
@@ -258,7 +245,7 @@ def test_extensions_that_an_index_cannot_hold(tmp_path):
 )
 def test_a_column_that_no_parquet_file_can_have_is_named(values, rows, tmp_path):
     rows["odd"] = values
-    with pytest.raises(ArgumentError, match=r"the column 'odd' .*leave out the column"):
+    with pytest.raises(ArgumentError, match=r"(?s)a column holds .*odd.*leave out the column"):
         export(rows, tmp_path)
     assert not (tmp_path / "out" / "_plan.json").exists()
     assert len(export(rows, tmp_path, sidecar=None)) == 1

@@ -240,7 +240,7 @@ def test_the_accessor_is_registered_without_a_warning_and_once():
 
     import cudf
 
-    from dask_image_ingest.accessor.eager import FrameImages
+    from dask_image_ingest.accessor.frames import FrameImages
     from dask_image_ingest.frames.cudf import backend as module
 
     with warnings.catch_warnings():

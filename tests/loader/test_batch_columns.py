@@ -220,24 +220,19 @@ def test_latents_of_images_are_written_and_read_in_their_shape(ddf, tmp_path):
 
 
 @pytest.mark.parametrize("shuffle", [None, 0])
-@pytest.mark.parametrize(
-    ("values", "dtype", "told"),
-    [
-        ([0, 1, None, 1], "int64", "has nulls, the first in row 0 of partition 1"),
-        ([True, False, True, None], "bool", "has nulls, the first in row 1 of partition 1"),
-        ([0, 1, 1, 2.5], "int64", r"declared as int64, and is 2\.5 in row 1 of partition 1"),
-        ([0, 1, "a", 1], "int64", "declared as int64, and is object in row 0 of partition 1"),
-    ],
-)
-def test_values_that_a_declared_dtype_has_not_are_an_error_that_says_where(
-    ddf, values, dtype, told, shuffle
-):
-    labels = ddf["__key__"].map(dict(zip("0123", values, strict=True)), meta=("label", dtype))
-    labelled = ddf.assign(label=labels)
-    batches = labelled.images.iter_batches(2, columns=["label"], shuffle=shuffle)
-    with pytest.raises(dii.ArgumentError, match=rf"'label' {told}|'label' is {told}") as error:
-        list(batches)
-    assert "1.tar" in str(error.value)
+def test_values_that_a_declared_dtype_has_not_are_an_error(ddf, shuffle):
+    for values, dtype, told in (
+        ([0, 1, None, 1], "int64", "has nulls"),
+        ([True, False, True, None], "bool", "has nulls"),
+        ([0, 1, 1, 2.5], "int64", r"is declared as int64, and has 2\.5"),
+        ([0, 1, "a", 1], "int64", "is declared as int64, and has 'a'"),
+    ):
+        labels = ddf["__key__"].map(dict(zip("0123", values, strict=True)), meta=("label", dtype))
+        batches = ddf.assign(label=labels).images.iter_batches(
+            2, columns=["label"], shuffle=shuffle
+        )
+        with pytest.raises(dii.ArgumentError, match=f"'label' {told}"):
+            list(batches)
 
 
 @pytest.mark.parametrize("shuffle", [None, 0])
@@ -252,7 +247,7 @@ def test_a_column_has_one_dtype_in_all_batches(ddf, shuffle):
 
 def test_nulls_among_whole_numbers_of_a_list_are_an_error():
     frame = pd.DataFrame({"v": series([[1], [2, None]], "list<int64>")})
-    with pytest.raises(dii.ArgumentError, match="'v' has nulls among its numbers in row 1 of the"):
+    with pytest.raises(dii.ArgumentError, match="list of column 'v' has nulls"):
         next(frame.images.iter_batches(2))
     floats = pd.DataFrame({"v": series([[1], [2, None]], "list<float32>")})
     assert np.isnan(next(floats.images.iter_batches(2))["v"][1][1])
@@ -260,7 +255,7 @@ def test_nulls_among_whole_numbers_of_a_list_are_an_error():
 
 def test_a_null_array_of_one_shape_is_an_error():
     frame = pd.DataFrame({"v": pd.Series([np.zeros(2), None]).astype("float32[2]")})
-    with pytest.raises(dii.ArgumentError, match="'v' has nulls, the first in row 1 of the frame"):
+    with pytest.raises(dii.ArgumentError, match="'v' has nulls"):
         next(frame.images.iter_batches(2))
 
 

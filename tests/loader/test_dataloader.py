@@ -16,8 +16,8 @@ from small_frames import lazy_frame, small_frame
 from topologies import fake_torch
 
 import dask_image_ingest as dii
-from dask_image_ingest.loader import order
-from dask_image_ingest.loader.order import parse_shard
+from dask_image_ingest.loader import position
+from dask_image_ingest.loader.position import parse_shard
 
 WHY = "pip install torch==2.13.0"
 
@@ -69,33 +69,23 @@ class TestShare:
         assert parse_shard("auto", "torch") == (1, 2, 0, 3)
         # A fork has the group of its process, if there is one.
         with monkeypatch.context() as patch:
-            patch.setattr(order, "_PROCESS", -1)
+            patch.setattr(position, "_PROCESS", -1)
             assert parse_shard("auto", "torch") == (0, 1, 0, 3)
         # A process that has not joined its group yet may do something else first.
         fake_torch(monkeypatch)
         assert parse_shard("auto", "torch") == (0, 1, 0, 1)
 
-    @pytest.mark.parametrize(
-        ("rank", "world"), [(None, "2"), ("0", None), ("two", "2"), ("2", "2"), ("-1", "2")]
-    )
-    def test_variables_that_are_no_rank_are_refused_in_a_spawned_worker(
-        self, monkeypatch, rank, world
-    ):
-        for name, value in (("RANK", rank), ("WORLD_SIZE", world)):
-            if value is None:
-                monkeypatch.delenv(name, raising=False)
-            else:
-                monkeypatch.setenv(name, value)
+    def test_a_rank_that_is_none_is_refused_in_a_spawned_worker(self, monkeypatch):
+        monkeypatch.setenv("RANK", "2")
+        monkeypatch.setenv("WORLD_SIZE", "2")
         fake_torch(monkeypatch, worker=(0, 3))
-        with pytest.raises(dii.ArgumentError, match=r"torchrun's variables.*pass shard="):
+        with pytest.raises(dii.ArgumentError, match=r"shard=\(2, 2\)"):
             parse_shard("auto", "torch")
 
-    @pytest.mark.parametrize(
-        "shard", [(2, 2), (-1, 2), (0, 0), 1, (0,), (0, 1, 2), "all", (0.0, 1), (None, 2)]
-    )
-    def test_what_is_no_share_is_refused(self, ddf, shard):
-        with pytest.raises(dii.ArgumentError, match="shard="):
-            ddf.images.iter_batches(2, shard=shard)
+    def test_what_is_no_share_is_refused(self, ddf):
+        for shard in [(2, 2), (-1, 2), (0, 0), 1, (0,), (0, 1, 2), "all", (0.0, 1), (None, 2)]:
+            with pytest.raises(dii.ArgumentError, match="shard="):
+                ddf.images.iter_batches(2, shard=shard)
 
     def test_rows_of_a_frame_in_memory_are_shared(self, ddf):
         frame = ddf.compute()
@@ -161,19 +151,6 @@ class TestDataLoader:
                 assert sum(len(batch["cls"]) for batch in batches) == 24
                 assert all(isinstance(batch["cls"], torch.Tensor) for batch in batches)
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"sampler": [1]}, "sampler"),
-            ({"colour": 1}, "unexpected keyword argument 'colour'"),
-            ({"num_workers": -1}, "num_workers"),
-            ({"persistent_workers": True}, "persistent_workers"),
-        ],
-    )
-    def test_what_no_such_loader_takes_is_refused(self, ddf, data, options, said):
-        with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
-            ddf.images.dataloader(3, **options)
-
     def test_a_worker_that_dies_is_an_error_and_not_waited_for(self, ddf, data):
         def die(rows):
             os._exit(9)
@@ -187,13 +164,6 @@ class TestDataLoader:
             3, collate_fn=lambda rows: [int(row["key"]) for row in rows], **two_workers()
         )
         assert list(loader) == [keys([batch]) for batch in ddf.images.iter_batches(3)]
-
-    @pytest.mark.parametrize("state", [{}, {"epoch": 1}, None, [1, 2]])
-    def test_what_is_no_state_is_refused(self, ddf, data, state):
-        dataset = ddf.images.dataloader(2).dataset
-        with pytest.raises(dii.ArgumentError, match=r"not what state_dict\(\) gives"):
-            dataset.load_state_dict(state)
-        assert dataset.state_dict() == {"epoch": 0, "start": 0, "own": False}
 
     @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
     def test_workers_that_persist_hear_of_the_epoch(self, ddf, data, context):
@@ -220,10 +190,7 @@ class TestDataLoader:
     def test_its_repr_tells_the_batches_and_the_epoch(self, ddf, data):
         dataset = ddf.images.dataloader(2, shuffle=5).dataset
         dataset.set_epoch(3)
-        told = (
-            "<torch dataset of <batches of 2 rows; 7 partitions; shuffle=5; epoch 3; from batch 0"
-        )
-        assert repr(dataset).startswith(told)
+        assert repr(dataset).startswith("<torch dataset of <batches of 2 rows; epoch 3; shuffle=5")
 
     @pytest.mark.parametrize("copied", [copy.deepcopy, lambda d: pickle.loads(pickle.dumps(d))])
     def test_a_copy_has_an_epoch_of_its_own(self, ddf, data, copied):

@@ -10,14 +10,15 @@ import numpy as np
 import pytest
 from small_frames import small_frame
 
-from dask_image_ingest.loader import Batches, FrameRows, Schedule, Source
-from dask_image_ingest.loader.order import Share
+from dask_image_ingest.loader import Batches, FrameSource, Schedule
+from dask_image_ingest.loader.position import Share
 
 
-class Reads(Source):
+class Reads(FrameSource):
     """Partitions of three images, and what was done with them."""
 
     def __init__(self) -> None:
+        super().__init__(small_frame([]), "image")
         self.begun: list[int] = []
         self.frames: list[weakref.ref] = []
         self.open = False
@@ -43,9 +44,8 @@ class Reads(Source):
 
 
 def batches_of(source, depth, **options):
-    rows = FrameRows(source, small_frame([]), "image", None)
     return Batches(
-        [rows],
+        [source],
         batch_size=3,
         format="numpy",
         normalize=None,

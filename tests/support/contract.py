@@ -16,18 +16,18 @@ from dask.sizeof import sizeof
 from distributed.protocol import deserialize, serialize
 from PIL import Image
 
-from dask_image_ingest.dataset.schema.columns import Component, Schema
+from dask_image_ingest.dataset.schema.columns import MemberColumn, Schema
 from dask_image_ingest.decode import DecodeSpec, Pixels
 from dask_image_ingest.decode.planner import decoders_for
 from dask_image_ingest.frames.image_dtype import IMAGE
 
 COMPONENTS = (
-    Component("txt", "txt", pa.string()),
-    Component("cls", "cls", pa.int64()),
-    Component("npy", "npy", pa.binary()),
-    Component("json.score", "json", pa.float32(), "score"),
-    Component("json.safe", "json", pa.bool_(), "safe"),
-    Component("json.box", "json", pa.list_(pa.float32()), "box"),
+    MemberColumn("txt", "txt", pa.string()),
+    MemberColumn("cls", "cls", pa.int64()),
+    MemberColumn("npy", "npy", pa.binary()),
+    MemberColumn("json.score", "json", pa.float32(), "score"),
+    MemberColumn("json.safe", "json", pa.bool_(), "safe"),
+    MemberColumn("json.box", "json", pa.list_(pa.float32()), "box"),
 )
 TYPES = Schema(COMPONENTS, ("jpg",)).types
 METADATA = {name: type_ for name, type_ in TYPES.items() if name != "image"}

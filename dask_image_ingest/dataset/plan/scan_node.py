@@ -32,7 +32,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     FusedDecode,
     decoded_meta,
 )
-from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows, unversioned
+from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
 from dask_image_ingest.frames import REFERENCE, backend_of
@@ -57,9 +57,6 @@ class HeadOfRead(dx.Head):
 
 #: Task names of a scan and of a scan with decode. After ``persist`` only names are left to tell.
 READS: Final = ("readMetadata", "readDecode")
-
-#: Task names of a scan with decoded images of one shape.
-SHAPE_IN_NAME: Final = rf"{READS[1]}-(\d+)x(\d+)x(\d+)-[0-9a-f]+"
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,10 +95,8 @@ class Dataset:
         return tuple(map(known_rows, self.partitions))
 
     @functools.cached_property
-    def divisions(self) -> tuple[int | None, ...]:
-        """Known for image files; labels begin anew in each shard."""
-        if self.are_numbered:
-            return (*(files[0].part for files in self.partitions), self.partitions[-1][-1].part)
+    def divisions(self) -> tuple[None, ...]:
+        """Unknown: labels ascend in each shard only."""
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
@@ -171,7 +166,7 @@ class Scan(TakesFilters, Read):
         dataset = self.dataset
         filters = self.operand("filters")
         used = {*self.scanned, *columns_of(filters)}
-        # A user who named components or columns needs no warning about others.
+        # A user who named members or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
         return ScanSpec(
@@ -179,17 +174,12 @@ class Scan(TakesFilters, Read):
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
-            components=dataset.schema.select(used),
+            member_columns=dataset.schema.select(used),
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
             hands_over=self.operand("hands_over"),
         )
-
-    @functools.cached_property
-    def label_sources(self) -> tuple[Partition, ...] | None:
-        """The splits that each partition reads; None for image files, whose labels are unique."""
-        return None if self.dataset.are_numbered else tuple(map(unversioned, self.sources))
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         partition = self.dataset.partitions[index]

@@ -20,7 +20,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     slices_by_size,
 )
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
-from dask_image_ingest.dataset.scan.rows import NO_BYTES, missing_member
+from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Pixels
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
@@ -139,7 +139,7 @@ def fetch_encoded(
         elif each.url and each.nbytes is not None:
             by_shard.setdefault(each.url, []).append(row)
         elif each.url and each.offset is None:
-            results[row] = missing_member(each.missing)
+            results[row] = NO_MEMBER
         elif not each.url:
             results[row] = NO_BYTES
 

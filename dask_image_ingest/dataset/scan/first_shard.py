@@ -155,8 +155,8 @@ class FirstShard:
                 few = ";".join(extensions[:5])
                 more = ";..." if len(extensions) > 5 else ""
                 unknown.append(f"no image ({name}={few + more!r})")
-        absent = {c.extension for c in schema.components}.difference(self.index.extensions)
-        fields = [c.path for c in schema.components if c.path is not None]
+        absent = {c.extension for c in schema.member_columns}.difference(self.index.extensions)
+        fields = [c.path for c in schema.member_columns if c.path is not None]
         unknown += [f"no member {extension!r}" for extension in sorted(absent)]
         seen = {} if "json" in absent else self._seen_fields(fields)
         missing = [field for field in fields if field not in seen]

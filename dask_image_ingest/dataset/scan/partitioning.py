@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
@@ -17,7 +18,7 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.index import IndexFile
 from dask_image_ingest.storage import Shard, is_pipe
-from dask_image_ingest.url_secrets import UrlHolder
+from dask_image_ingest.url_secrets import UrlHolder, url_identity
 
 # Bytes of pixels per partition if the memory of workers is unknown.
 _DEFAULT_SIZE = 512 << 20
@@ -25,6 +26,9 @@ _DEFAULT_SIZE = 512 << 20
 #: Limits of a partition with ``shards_per_partition="auto"``: samples, bytes of pixels.
 _SAMPLES_TOGETHER: Final = 10_000
 _PIXELS_TOGETHER: Final = 128 << 20
+
+# Bits of a label that count the rows of a shard. The other 38 of a non-negative int64 are a digest.
+_ROW_BITS = 24
 
 # Number of shards from which on tasks for single small shards cost ten seconds of a processor.
 _MANY_SHARDS = 1000
@@ -35,14 +39,16 @@ class ShardSplit(UrlHolder):
     """One of ``parts`` equal parts of a shard; ``part`` counts from 0.
 
     ``shard`` is the shard as it was listed: a task reads no other version of it or its sidecar.
-    ``index`` is its index file, or None; it says nothing of the rows, and is not compared. Of an
-    image file, ``part`` is the number of its row.
+    ``index`` is its index file, or None; it says nothing of the rows, and is not compared.
+    ``first_label`` is the label of the shard's first row. Of an image file, ``part`` is the number
+    of its row.
     """
 
     shard: Shard
     part: int = 0
     parts: int = 1
     index: IndexFile | None = field(default=None, compare=False)
+    first_label: int = field(default=0, compare=False)
 
     @property
     def url(self) -> str:
@@ -54,9 +60,24 @@ class ShardSplit(UrlHolder):
 Partition: TypeAlias = tuple[ShardSplit, ...]
 
 
-def unversioned(partition: Partition) -> Partition:
-    """The same parts of the same shards, in any version."""
-    return tuple(ShardSplit(Shard(s.url, -1, ""), s.part, s.parts) for s in partition)
+def digest_of_url(url: str) -> int:
+    """A number below 2**62 for a file, the same for all URLs that differ in secrets alone."""
+    identity = url_identity(url).encode("utf-8", "surrogateescape")
+    return int.from_bytes(hashlib.blake2b(identity, digest_size=8).digest(), "big") >> 2
+
+
+def first_labels(urls: Iterable[str]) -> dict[str, int]:
+    """The label of the first row of each shard of a read; the next rows have the next labels.
+
+    All reads of a shard agree on it, as it is a digest of the URL. In one of 5,000 reads of 10,000
+    shards, two have the same digest: the second by URL then gets the next free number.
+    """
+    labels: dict[str, int] = {}
+    last = -1
+    for digest, url in sorted((digest_of_url(url) >> _ROW_BITS, url) for url in urls):
+        last = max(digest, last + 1)
+        labels[url] = last << _ROW_BITS
+    return labels
 
 
 def known_rows(partition: Partition) -> int | None:
@@ -186,6 +207,7 @@ def _splits(
     needs_bytes = largest is not None or together.nbytes is not None
     decoded = first.decoded_bytes(options) if needs_bytes else 0
     images = first.count_images(options.images[0].extensions)
+    labels = first_labels(shard.url for shard in shards)
     for shard in shards:
         # A shard of unknown size is taken to be as large as the first.
         known = shard.size >= 0 and first.shard.size > 0
@@ -195,7 +217,7 @@ def _splits(
         if decoded and largest is not None and first.shard.size > 0 and not is_pipe(shard.url):
             parts = _ceil_divide(decoded * size, first_size * largest)
             parts = min(parts, _ceil_divide(images * size, first_size)) or 1
-        split = ShardSplit(shard, 0, parts, indexes.get(shard.url))
+        split = ShardSplit(shard, 0, parts, indexes.get(shard.url), labels[shard.url])
         for part in range(parts):
             samples = first.samples * size // first_size
             yield replace(split, part=part), samples, decoded * size // first_size

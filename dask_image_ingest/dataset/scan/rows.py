@@ -23,11 +23,6 @@ NO_MEMBER = Header(
 )
 
 
-def missing_member(reason: str | None) -> Header:
-    """The header of a sample without an image, for a reason that its shard tells."""
-    return NO_MEMBER if reason is None else NO_MEMBER._replace(error=reason)
-
-
 #: The header of a row of a table without an image.
 NO_BYTES = NO_MEMBER._replace(
     error="missing: the row has no bytes of an image, and a path in a table is not opened"
@@ -53,7 +48,11 @@ class ImageRows:
         The shard or file.
     numbers
         Numbers of the rows in it; shape (n,), int64.
+    first_label
+        The index label of its first row.
     """
+
+    first_label = 0
 
     #: Cached properties with a value per row, which ``take`` carries over.
     cached: ClassVar[frozenset[str]]
@@ -80,6 +79,11 @@ class ImageRows:
     @property
     def _decoding(self) -> DecodeSpec:
         return self._member.decoding
+
+    @property
+    def labels(self) -> np.ndarray:
+        """The index label of each row; shape (n,), int64."""
+        return self.first_label + self.numbers
 
     @property
     @abstractmethod

@@ -18,13 +18,13 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.rows import ImageRows, missing_member
+from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type_advice
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
-    Component,
     ImageMember,
+    MemberColumn,
     image_member,
 )
 from dask_image_ingest.dataset.warning import warn_of_unusable
@@ -79,7 +79,7 @@ _STORED = ("format", *StoredHeader._fields)
 class SampleRows(ImageRows):
     """The samples of one shard. Values come from the index, or else are read from the shard.
 
-    ``components`` are those that `table` can make a column of.
+    ``member_columns`` are those that `table` can make a column of.
     """
 
     cached = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
@@ -91,7 +91,7 @@ class SampleRows(ImageRows):
         content: ByteReader,
         index: ShardIndex,
         options: ReadOptions,
-        components: Sequence[Component] = (),
+        member_columns: Sequence[MemberColumn] = (),
         sidecar: Sidecar | None = None,
     ) -> None:
         super().__init__(url, len(index), options)
@@ -99,7 +99,7 @@ class SampleRows(ImageRows):
         self._index = index
         self._max_member_bytes = options.max_member_bytes
         self._get_backend = options.get_backend
-        self._components = {component.column: component for component in components}
+        self._member_columns = {member.column: member for member in member_columns}
         self._sidecar = sidecar
 
     @cached_property
@@ -173,10 +173,10 @@ class SampleRows(ImageRows):
         PartitionTooLargeError
             If the members to read for them are more than one partition can hold.
         """
-        components = [self._components[name] for name in columns if name in self._components]
-        spans = {each.extension: self._member_spans(each.extension) for each in components}
+        members = [self._member_columns[name] for name in columns if name in self._member_columns]
+        spans = {member.extension: self._member_spans(member.extension) for member in members}
         self._check_size(spans)
-        arrays = {each.column: self._component(each, spans[each.extension]) for each in components}
+        arrays = {m.column: self._member_column(m, spans[m.extension]) for m in members}
         return self.table_of({n: arrays[n] if n in arrays else self.column(n) for n in columns})
 
     def references(self) -> pa.StructArray:
@@ -192,9 +192,6 @@ class SampleRows(ImageRows):
             "nbytes": self.column("nbytes"),
             "bytes": pa.array(self._carried_bytes(), pa.large_binary()),
         }
-        if self._index.links:
-            reasons = map(self._link, self.numbers.tolist(), self.spans)
-            fields["missing"] = pa.array(list(reasons), pa.string())
         return references_of_fields(len(self), fields)
 
     def _carried_bytes(self) -> list[bytes | None]:
@@ -281,16 +278,10 @@ class SampleRows(ImageRows):
 
     def _header(self, number: int, span: Span | None) -> Header:
         if span is None:
-            return missing_member(self._link(number, span))
+            return NO_MEMBER
         if error := too_large_error(self._index, span):
             return Header(None, None, None, None, error, True)
         return self._decoding.read_header(open_member(self._content, self._index, span))
-
-    def _link(self, number: int, span: Span | None) -> str | None:
-        """Why a sample has no image, if a link stands in its place that is not followed."""
-        links = {} if span is not None else self._index.links.get(number, {})
-        link = next((links[name] for name in self.extensions if name in links), None)
-        return None if link is None else f"missing: its image member is {link}"
 
     def _if_unique(self, header: Header, number: int) -> Header:
         if header.error is None and (duplicates := self._index.duplicates.get(number)):
@@ -329,10 +320,10 @@ class SampleRows(ImageRows):
                 "replace large members by nulls"
             )
 
-    def _component(self, component: Component, spans: Sequence[Span | None]) -> pa.Array:
-        """The column of a component: contents from index or shard, converted to its type."""
+    def _member_column(self, member: MemberColumn, spans: Sequence[Span | None]) -> pa.Array:
+        """The column of a member: contents from index or shard, converted to its type."""
         limit = self._max_member_bytes
-        contents = self._member_field(component.extension, "content").to_pylist()
+        contents = self._member_field(member.extension, "content").to_pylist()
         too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
         to_read = [
             (row, span)
@@ -344,25 +335,25 @@ class SampleRows(ImageRows):
         self._prefetch(span for _, span in to_read)
         for row, span in to_read:
             contents[row] = bytes(read_member(self._content, self._index, span))
-        array, misfits = convert(contents, component.type, component.path)
+        array, misfits = convert(contents, member.type, member.path)
         advice = "ask for another type with members= or json_fields="
-        if misfits and is_array_type(component.type) and component.path is None:
-            advice = type_advice(contents[misfits[0]] or b"", component.type) or advice
-        is_text = component.type == pa.string() and component.path is None
+        if misfits and is_array_type(member.type) and member.path is None:
+            advice = type_advice(contents[misfits[0]] or b"", member.type) or advice
+        is_text = member.type == pa.string() and member.path is None
         if is_text:
-            advice = f"members={{..., {component.extension!r}: 'binary'}} keeps their bytes"
-        problem = "not UTF-8" if is_text else f"not {type_name(component.type)}"
-        self._warn_of_nulls(component, misfits, problem, advice)
+            advice = f"members={{..., {member.extension!r}: 'binary'}} keeps their bytes"
+        problem = "not UTF-8" if is_text else f"not {type_name(member.type)}"
+        self._warn_of_nulls(member, misfits, problem, advice)
         problem = f"larger than max_member_bytes={limit:,}"
-        self._warn_of_nulls(component, too_large, problem, "pass a larger one to have them")
+        self._warn_of_nulls(member, too_large, problem, "pass a larger one to have them")
         return array
 
     def _warn_of_nulls(
-        self, component: Component, rows: Sequence[int], problem: str, advice: str
+        self, member: MemberColumn, rows: Sequence[int], problem: str, advice: str
     ) -> None:
         if rows:
             warn_user(
-                f"{self.url}: {len(rows)} of {len(self)} values of {component.column!r} are "
+                f"{self.url}: {len(rows)} of {len(self)} values of {member.column!r} are "
                 f"{problem} and became null, first that of {self.keys[rows[0]]!r}; {advice}"
             )
 
@@ -400,7 +391,7 @@ def open_rows(
     shard: Shard,
     index: IndexFile | None,
     options: ReadOptions,
-    components: Sequence[Component],
+    member_columns: Sequence[MemberColumn],
     sidecar: Sidecar,
     warn: bool,
     hands_over: bool,
@@ -416,20 +407,20 @@ def open_rows(
         stored = known_samples(opened, index, storage_options, warn)
         if stored is not None:
             late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
-            yield SampleRows(url, late, stored, options, components, sidecar)
+            yield SampleRows(url, late, stored, options, member_columns, sidecar)
             return
         # As a lookup of this one shard tells its version, which an export compares: a listing of
         # a folder may tell another.
         alone = find_shards(url, storage_options)[0] if hands_over else None
         content = opened.enter_context(open_shard(url, storage_options, shard))
         if whole:
-            needed = functools.partial(_memory_if_needed, content, url, whole, components)
+            needed = functools.partial(_memory_if_needed, content, url, whole, member_columns)
             content.prefetch_into(0, len(content), needed)
         scanned = index_tar(content, url)
         in_memory, reader = content.in_memory(), content
         if len(in_memory) == len(content):
             reader = MemoryReader(in_memory, content.listed_as(url))
-        yield SampleRows(url, reader, scanned, options, components, sidecar)
+        yield SampleRows(url, reader, scanned, options, member_columns, sidecar)
         is_plain = alone is not None and len(content) == alone.size and not scanned.sparse
     # Only now: closing the shard raises if it changed.
     if alone is not None and is_plain:
@@ -440,7 +431,7 @@ def _memory_if_needed(
     content: ByteReader,
     url: str,
     images: Sequence[ImageMember],
-    components: Sequence[Component],
+    member_columns: Sequence[MemberColumn],
     nbytes: int,
 ) -> Any:
     """Memory for a whole shard; None if its first bytes show that much of it is not needed."""
@@ -449,7 +440,7 @@ def _memory_if_needed(
     seen = unused = 0
     for sample in index.samples:
         wanted = {image_member(sample, image.extensions) for image in images}
-        wanted.update(component.extension for component in components)
+        wanted.update(member.extension for member in member_columns)
         for extension, (offset, size) in sample.members.items():
             seen = max(seen, offset + size)
             unused += 0 if extension in wanted else size

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -30,9 +30,9 @@ from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, open_row
 from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
-    Component,
     FileColumn,
     ImageMember,
+    MemberColumn,
 )
 from dask_image_ingest.dataset.warning import (
     warn_of_damage,
@@ -63,8 +63,8 @@ class ScanSpec:
         Columns of the result, in order.
     filters, limit
         Rows to keep, and their number at most.
-    components
-        Components that the columns or filters need.
+    member_columns
+        Columns from members that the query or its filters need.
     sidecar
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
     errors
@@ -83,18 +83,13 @@ class ScanSpec:
     columns: tuple[str, ...]
     filters: Predicate | None
     limit: int | None
-    components: tuple[Component, ...]
+    member_columns: tuple[MemberColumn, ...]
     sidecar: tuple[FileColumn, ...]
     errors: frozenset[str]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
     hands_over: bool = False
     version: str = field(default_factory=own_version)
-
-
-#: Offset between the index labels of consecutive shards in one partition: label = sample number +
-#: this × position of the shard. So labels are unique, and do not depend on the rows kept.
-LABELS_OF_A_SHARD: Final = 1 << 32
 
 
 def read_partition(partition: Partition, spec: ScanSpec) -> Any:
@@ -114,25 +109,21 @@ def read_partition(partition: Partition, spec: ScanSpec) -> Any:
         If this process has another version of the package than the one that made the task.
     """
     refuse_other_version(spec.version)
-    parts: dict[int, Any] = {}
+    parts: list[Any] = []
     units = [partition] if spec.options.root is not None else [(split,) for split in partition]
-    for position, unit in enumerate(units):
+    for unit in units:
         rows, scanned = _read_unit(unit, spec)
         if rows is None:
             continue
-        parts[position] = rows
+        parts.append(rows)
         decode = spec.decode
         decode = decode and replace(decode, limit=_remaining(decode.limit, len(rows)))
         spec = replace(spec, limit=_remaining(spec.limit, scanned), decode=decode)
         if spec.limit == 0 or (decode is not None and decode.limit == 0):
             break
     if not parts:
-        parts[0] = _no_rows(partition[0], spec)
-    if spec.decode is None:
-        return _concat_metadata(parts).frame(spec)
-    for position, frame in parts.items():
-        frame.index = frame.index + position * LABELS_OF_A_SHARD
-    return concat(list(parts.values()))
+        parts.append(_no_rows(partition[0], spec))
+    return concat(parts) if spec.decode is not None else _concat_metadata(parts).frame(spec)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,11 +141,10 @@ class Metadata:
         return spec.options.get_backend().frame(self.table, self.labels, None)
 
 
-def _concat_metadata(shards: Mapping[int, Metadata]) -> Metadata:
+def _concat_metadata(shards: Sequence[Metadata]) -> Metadata:
     """Concatenate tables, not frames: making a small frame takes longer than its scan."""
-    labels = [shard.labels + position * LABELS_OF_A_SHARD for position, shard in shards.items()]
-    tables = (shard.table for shard in shards.values())
-    return Metadata(pa.concat_tables(tables), np.concatenate(labels))
+    labels = np.concatenate([shard.labels for shard in shards])
+    return Metadata(pa.concat_tables(shard.table for shard in shards), labels)
 
 
 def _remaining(limit: int | None, rows: int) -> int | None:
@@ -187,7 +177,7 @@ def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
         return _materialize(FileRows((), spec.options), spec)
     sidecar = Sidecar(None, spec.sidecar, spec.options, ExitStack())
     empty = SampleRows(
-        split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.components, sidecar
+        split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.member_columns, sidecar
     )
     return _materialize(empty, spec)
 
@@ -197,8 +187,9 @@ def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
         columns = ParquetColumns(split.shard, spec.sidecar, spec.options, opened)
         if not columns.may_have(spec.filters):
             return None, 0
-        rows = ParquetRows(columns, spec.options).part(split.part, split.parts)
-        return _read_rows(rows, spec)
+        rows = ParquetRows(columns, spec.options)
+        rows.first_label = split.first_label
+        return _read_rows(rows.part(split.part, split.parts), spec)
 
 
 def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
@@ -227,12 +218,13 @@ def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
         split.shard,
         split.index,
         spec.options,
-        spec.components,
+        spec.member_columns,
         sidecar,
         warn=not split.part,
         hands_over=spec.hands_over,
         whole=whole,
     ) as rows:
+        rows.first_label = split.first_label
         if not split.part:  # once per shard, not once per part
             _warn(rows, spec)
         return _read_rows(rows.part(split.part, split.parts), spec)
@@ -290,7 +282,7 @@ def _metadata(
     for position, name in enumerate(spec.columns):
         if name in placeholders:
             table = table.add_column(position, name, placeholders[name]())
-    return Metadata(table, rows.numbers)
+    return Metadata(table, rows.labels)
 
 
 def _member_of(image: Any, spec: ScanSpec) -> ImageMember:

@@ -19,7 +19,7 @@ from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, ShardIndex, read_member
 
-#: Columns of every collection before its components: where an image is, and what its header says.
+#: Columns of every collection before those of members: where an image is, and its header.
 METADATA_COLUMNS: dict[str, pa.DataType] = {
     "__key__": pa.string(),
     "__url__": pa.string(),
@@ -52,7 +52,7 @@ _LONGEST_LABEL = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Component:
+class MemberColumn:
     """One column made from a member of each sample.
 
     ``path`` is None for the member's whole content, or names the field of a JSON member.
@@ -81,7 +81,7 @@ class Schema:
     the name of their image column as a prefix, except those of the first of ``images``.
     """
 
-    components: tuple[Component, ...]
+    member_columns: tuple[MemberColumn, ...]
     inferred: bool = True
     sidecar: tuple[FileColumn, ...] = ()
     images: tuple[str, ...] = ("image",)
@@ -92,7 +92,7 @@ class Schema:
 
     def _types(self) -> dict[str, pa.DataType]:
         types = dict(METADATA_COLUMNS)
-        types.update((component.column, component.type) for component in self.components)
+        types.update((member.column, member.type) for member in self.member_columns)
         types.update((each.column, each.type) for each in self.sidecar)
         for image in self.images[1:]:
             fields = {n: t for n, t in METADATA_COLUMNS.items() if not n.startswith("_")}
@@ -103,10 +103,10 @@ class Schema:
         """The name of a column like ``height`` for an image column."""
         return name if image == self.images[0] else image_field(image, name)
 
-    def select(self, columns: Iterable[str]) -> tuple[Component, ...]:
-        """The components behind ``columns``, so that tasks carry no others."""
+    def select(self, columns: Iterable[str]) -> tuple[MemberColumn, ...]:
+        """The columns of members among ``columns``, so that tasks carry no others."""
         wanted = set(columns)
-        return tuple(component for component in self.components if component.column in wanted)
+        return tuple(member for member in self.member_columns if member.column in wanted)
 
     def select_sidecar(self, columns: Iterable[str]) -> tuple[FileColumn, ...]:
         """The sidecar's columns among ``columns``."""
@@ -122,7 +122,7 @@ class Schema:
     @property
     def extensions(self) -> frozenset[str]:
         """The extensions of members that have a column here."""
-        return frozenset(component.extension for component in self.components)
+        return frozenset(member.extension for member in self.member_columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,8 +183,8 @@ def make_schema(
             f"json_fields= and image= both make a column {clash.column!r}: call the image column "
             "something else"
         )
-    columns = _columns(types, {*taken, *others, *(component.column for component in fields)})
-    whole = [Component(columns[e], e.lower(), type_) for e, type_ in types.items()]
+    columns = _columns(types, {*taken, *others, *(member.column for member in fields)})
+    whole = [MemberColumn(columns[e], e.lower(), type_) for e, type_ in types.items()]
     return Schema((*whole, *fields), infer, images=tuple(images))
 
 
@@ -228,7 +228,7 @@ def _parse_members(members: Any) -> dict[str, pa.DataType]:
     return types
 
 
-def _json_fields(json_fields: Any) -> list[Component]:
+def _json_fields(json_fields: Any) -> list[MemberColumn]:
     fields = {} if json_fields is None else json_fields
     if not isinstance(fields, Mapping) or not all(map(_is_name, fields)):
         raise ArgumentError(
@@ -236,7 +236,7 @@ def _json_fields(json_fields: Any) -> list[Component]:
             "{'similarity': 'float32'}"
         )
     return [
-        Component(f"json.{name}", "json", arrow_type(f"json_fields[{name!r}]", type_), path=name)
+        MemberColumn(f"json.{name}", "json", arrow_type(f"json_fields[{name!r}]", type_), path=name)
         for name, type_ in fields.items()
     ]
 
