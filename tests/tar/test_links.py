@@ -204,11 +204,11 @@ def test_rows_of_links_have_pixels_and_others_are_counted(linked, photos, name, 
     assert plain["txt"].tolist() == ["A", "B", "A", "D", "E"]
     assert plain["nbytes"].tolist()[:4] == [len(photos[n].encoded) for n in (0, 0, 1, 0)]
     assert plain["error"].isna().tolist() == [True] * 4 + [False]
-    assert plain["error"][4].startswith("missing")
+    assert plain["error"].iloc[4].startswith("missing")
     with pytest.warns(UserWarning, match="links are not followed"):
         references = dii.read_webdataset_images(path, decode=False).compute()
     for table in (references, stored(references, linked / "references.parquet")):
-        assert dii.decode_images(table)["error"][4] == plain["error"][4]
+        assert dii.decode_images(table)["error"].iloc[4] == plain["error"].iloc[4]
     for row, photo in enumerate([0, 0, 1, 0]):
         assert plain.images.arrays()[row].shape == photos[photo].pixels.shape
 
