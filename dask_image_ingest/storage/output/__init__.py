@@ -13,7 +13,6 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.lock import (
     LOCK,
-    RUN,
     acquire,
     begin_run,
     end_run,
@@ -56,7 +55,6 @@ __all__ = [
     "PARQUET_ADVICE",
     "REPLACEMENT",
     "REPLACING",
-    "RUN",
     "STAGING",
     "OutputStore",
     "acquire",
