@@ -340,7 +340,6 @@ def _worst(table: pd.DataFrame, issue: str) -> list[dict[str, str]]:
     else:
         signal, highest = _SIGNALS[issue]
         badness = samples[signal].astype(float) * (1 if highest else -1)
-    # By position: labels begin anew in each shard.
     order = np.argsort(-badness.to_numpy(), kind="stable")
     return samples[["__key__", "__url__"]].iloc[order].to_dict("records")
 

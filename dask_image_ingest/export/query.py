@@ -168,7 +168,7 @@ def _shards_and_selections(expr: Any) -> Iterator[str]:
         else:
             selects = isinstance(step, dx.Partitions)
         sources = partition_sources(step) if selects else None
-        if isinstance(sources, tuple):
+        if sources is not None:
             yield repr([[(s.shard.identity, s.part, s.parts) for s in each] for each in sources])
 
 
