@@ -173,13 +173,7 @@ def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def read_hashes(
     path: Any, by: Kind, argument: str, storage_options: dict[str, Any] | None = None
 ) -> StoredHashes:
-    """Hashes that `write_hashes` stored in a folder.
-
-    Raises
-    ------
-    ArgumentError
-        If there are none, or they are damaged, or of another kind or version.
-    """
+    """Hashes that `write_hashes` stored in a folder; an error if there are none."""
     output = _open(path, argument, storage_options)
     taken = _numbers(output)
     if not taken:
@@ -197,18 +191,18 @@ def read_hashes(
     is_exact = [np.empty(0, bool)]
     for _, table in _tables(output, by, argument):
         # Copies, so that the bytes of the files need not stay.
-        keys += [
-            pa.concat_arrays([pa.array([], pa.string()), each]) for each in table["key"].chunks
-        ]
-        is_exact += [each.to_numpy(zero_copy_only=False) for each in table["exact"].chunks]
-        for each in table["hash"].chunks:
-            words = np.frombuffer(each.buffers()[1], np.uint64).reshape(-1, _WORDS[by])
-            hashes.append(words[each.offset : each.offset + len(each)].copy())
+        empty = pa.array([], pa.string())
+        keys += [pa.concat_arrays([empty, chunk]) for chunk in table["key"].chunks]
+        is_exact += [chunk.to_numpy(zero_copy_only=False) for chunk in table["exact"].chunks]
+        for chunk in table["hash"].chunks:
+            words = np.frombuffer(chunk.buffers()[1], np.uint64).reshape(-1, 1, _WORDS[by])
+            hashes.append(words[chunk.offset : chunk.offset + len(chunk)].copy())
+    # Joined from the end, so that each part is free as soon as it is copied.
     stop = sum(map(len, hashes))
     joined = np.empty((stop, 1, _WORDS[by]), np.uint64)
     while hashes:
         part = hashes.pop()
-        joined[stop - len(part) : stop, 0] = part
+        joined[stop - len(part) : stop] = part
         stop -= len(part)
     return StoredHashes(Keys(pa.chunked_array(keys, pa.string())), joined, np.concatenate(is_exact))
 
@@ -230,12 +224,9 @@ def _numbers(output: OutputStore) -> set[int]:
 def _tables(
     output: OutputStore, by: Kind, argument: str
 ) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Facts and rows of each file of a folder, in order; all checked.
+    """Facts and rows of each file of a folder, in order.
 
-    Raises
-    ------
-    ArgumentError
-        If a file is damaged, or of another folder, kind or version.
+    A file that is damaged, or of another folder, kind or version, is an error.
     """
     folder_id = None
     for number in sorted(_numbers(output)):
