@@ -32,7 +32,6 @@ ROOMS = (
 FLOORS = {
     "storage": ("remote", "output"),
     "dataset": ("schema", "scan", "plan", "references"),
-    "export": ("plan",),
 }
 
 # Modules for those who have another package, which rooms can't show to all.

@@ -20,8 +20,13 @@ import pyarrow as pa
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dataset.scan import handed_over_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.export.json_fields import with_fields
-from dask_image_ingest.export.manifest import ExportContext, staged_name
+from dask_image_ingest.export.files import (
+    ExportContext,
+    read_batch,
+    staged_name,
+    take_rows,
+    write_batches,
+)
 from dask_image_ingest.export.member_selection import (
     EXPANDED,
     MERGED,
@@ -33,7 +38,7 @@ from dask_image_ingest.export.member_selection import (
     select_from_columns,
     select_members,
 )
-from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
+from dask_image_ingest.export.members import with_fields
 from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, local_path, open_shard
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 

@@ -25,12 +25,17 @@ from dask_image_ingest.dataset.plan import ScanShards, select_columns
 from dask_image_ingest.dataset.references import references_of
 from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.files import (
+    ExportContext,
+    from_bytes,
+    staged_name,
+    to_bytes,
+    write_batches,
+)
 from dask_image_ingest.export.locate import SourceShard, locate_in_task
-from dask_image_ingest.export.manifest import ExportContext, staged_name
 from dask_image_ingest.export.member_selection import Row, as_table
 from dask_image_ingest.export.members import ColumnMember, member_bytes
 from dask_image_ingest.export.query import encoded_columns
-from dask_image_ingest.export.staged_tables import from_bytes, to_bytes, write_batches
 from dask_image_ingest.export.stored_images import (
     extension_of,
     stored_files,
@@ -74,11 +79,6 @@ def sidecar_columns(frame: Any) -> list[str]:
 
     All except images, references, columns of encoded images that were decoded, ``error``, and
     columns about images beside ``image``, such as ``mask.offset``.
-
-    Raises
-    ------
-    ArgumentError
-        If the frame has no keys.
     """
     encoded = encoded_columns(frame)
     empty = _named_index(frame)

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import pytest
 from query_answers import answer
 from sleeper import Sleeper
 
 import dask_image_ingest as dii
-from dask_image_ingest.checkpoint import runner
 from dask_image_ingest.checkpoint.query import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output import lock, remote_store
+
+runner = importlib.import_module("dask_image_ingest.checkpoint.checkpoint")
 
 pytestmark = pytest.mark.slow
 

@@ -22,6 +22,9 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import query
 from dask_image_ingest.export.query import frame_fingerprint
 
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
+
 pytestmark = pytest.mark.newest
 
 SCORER = """
@@ -229,7 +232,6 @@ sys.path.insert(0, sys.argv[3])
 import dask
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.export import run
 from dask_image_ingest.storage.output import local_store
 import scorer
 

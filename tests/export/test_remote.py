@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import threading
@@ -18,8 +19,11 @@ from witnesses import by_webdataset, contents
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import run, write_shards
+from dask_image_ingest.export import write_shards
 from dask_image_ingest.storage.output import remote_store
+
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 
 pytestmark = pytest.mark.slow
 

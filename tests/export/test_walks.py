@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import importlib
 import os
 import random
 import shutil
@@ -18,8 +19,10 @@ from witnesses import shards_in
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import handed_over_index, samples
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export import run
 from dask_image_ingest.export import locate
+
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """The scan node, and the optimiser's knowledge of Dask's operations above it.
 
-In: a query. Out: a scan with columns, filters and limits; lineage and alignment of partitions.
+In: a query. Out: a scan with columns, filters and limits; lineage of partitions and columns.
 """
 
 from dask_image_ingest.dataset.plan.base_nodes import (
@@ -9,6 +9,8 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     PreservesRows,
     Read,
     RowsAt,
+    partition_sources,
+    shard_of_partition,
 )
 from dask_image_ingest.dataset.plan.computed_columns import (
     AppendsColumns,
@@ -21,8 +23,6 @@ from dask_image_ingest.dataset.plan.lineage import (
     Change,
     backtrack,
     datasets_of,
-    partition_sources,
-    shard_of_partition,
     value_sources,
 )
 from dask_image_ingest.dataset.plan.scan_node import (

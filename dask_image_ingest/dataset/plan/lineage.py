@@ -1,98 +1,31 @@
-"""Lineage of a query: the shards behind each partition, and the operations behind each column.
+"""Lineage of a query: the operations behind each column, and the datasets behind all.
 
-Two walks, which start at any expression: `partition_sources` and `backtrack`. What an operation
-does to rows and values is told in `operators`.
+What an operation does to rows and values is told in `operators`.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import (
     Concat,
     Merge,
 )
-from dask_image_ingest.dataset.plan.base_nodes import KeepsResults, Read
+from dask_image_ingest.dataset.plan.base_nodes import KeepsResults
 from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns
 from dask_image_ingest.dataset.plan.operators import (
     COLUMNS_CHANGED,
-    MOVES_ROWS,
     RENAMES,
     SELECTS_ROWS,
 )
-from dask_image_ingest.dataset.plan.scan_node import READS, Dataset, Scan
-from dask_image_ingest.dataset.scan.partitioning import Partition
+from dask_image_ingest.dataset.plan.scan_node import Dataset, Scan
 
 Columns: TypeAlias = tuple[Any, ...]
 
 #: An expression that made or changed the values of some columns, and their names there.
 Change: TypeAlias = tuple[Any, Columns]
-
-#: Sources of each partition; "moved" if rows with repeating labels were moved to other partitions;
-#: None if unknown.
-Sources: TypeAlias = tuple[Partition, ...] | Literal["moved"] | None
-
-_OF_READ = re.compile(rf"({'|'.join(READS)})-(\d+x\d+x\d+-)?[0-9a-f]+")
-
-
-def partition_sources(expr: dx.Expr, labels: bool = False) -> Sources:
-    """The splits that each partition is computed from.
-
-    Parameters
-    ----------
-    expr
-        A query.
-    labels
-        Only follow frames whose index labels the result keeps, to the splits of any version that
-        the labels come from.
-    """
-    return _sources(expr, labels, {})
-
-
-def _sources(expr: dx.Expr, labels: bool, cache: dict[str, Sources]) -> Sources:
-    if expr._name not in cache:
-        cache[expr._name] = _find_sources(expr, labels, cache)
-    return cache[expr._name]
-
-
-def _find_sources(expr: dx.Expr, labels: bool, cache: dict[str, Sources]) -> Sources:
-    if isinstance(expr, Read):
-        return expr.label_sources if labels else expr.sources
-    if isinstance(expr, dx.FromGraph):
-        name, *_ = expr.operand("keys")[0]
-        persisted = _OF_READ.fullmatch(str(name)) and expr.npartitions > 1
-        return "moved" if persisted else None
-    if isinstance(expr, dx.Partitions):
-        sources = _sources(expr.frame, labels, cache)
-        if sources is None or sources == "moved":
-            return sources
-        return tuple(sources[number] for number in expr.partitions)
-    # A scalar, such as the values of ``isin``, comes from no partition.
-    frames = [frame for frame in expr.dependencies() if frame.ndim]
-    frames = [frame for frame in frames if not labels or _same_index(frame, expr)]
-    below = [_sources(frame, labels, cache) for frame in frames]
-    if isinstance(expr, (dx.Blockwise, dx.MaybeAlignPartitions)):
-        if below and all(each == below[0] for each in below):
-            return below[0]
-    elif not isinstance(expr, MOVES_ROWS):
-        return None
-    return "moved" if any(map(may_repeat, below)) else None
-
-
-def _same_index(frame: Any, expr: dx.Expr) -> bool:
-    """True if the index may be that of ``frame``: name and dtype are equal."""
-    before, after = (getattr(each._meta, "index", each._meta) for each in (frame, expr))
-    return all(
-        getattr(before, name, None) == getattr(after, name, None) for name in ("dtype", "name")
-    )
-
-
-def may_repeat(sources: Sources) -> bool:
-    """True if a label may occur twice."""
-    return sources == "moved" or len({source[0].url for source in sources or ()}) > 1
 
 
 def backtrack(expr: Any, columns: Columns) -> Iterator[list[Change]]:
@@ -205,11 +138,3 @@ def datasets_of(expr: Any) -> Iterator[Dataset]:
             yield from datasets_of(read.made_of)
         else:
             yield read.dataset
-
-
-def shard_of_partition(expr: Any, number: int) -> str | None:
-    """The shard that a partition is read from; None if unknown, or if there are several."""
-    sources = partition_sources(expr, labels=True)
-    if sources is None or sources == "moved" or len(sources[number]) > 1:
-        return None
-    return sources[number][0].url

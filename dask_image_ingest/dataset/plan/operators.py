@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, TypeAlias
+from typing import Any, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import Condition, FilterRows
@@ -89,16 +89,6 @@ SELECTS_ROWS = (
 
 #: Operations that rename columns, and change no values.
 RENAMES = (dx.RenameFrame, dx.AddPrefix, dx.RenameSeries, dx.ToFrame)
-
-#: Operations that move rows to other partitions, and keep labels.
-MOVES_ROWS: Final = (
-    dx.Concat,
-    dx.DropDuplicates,
-    dx.RearrangeByColumn,
-    dx.Repartition,
-    dx.ShuffleBase,
-    dx.SortValues,
-)
 
 # What a ``query`` may ask other rows by: attributes such as ``width.max()``, labels, and objects of
 # the caller.

@@ -32,7 +32,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     FusedDecode,
     decoded_meta,
 )
-from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows, unversioned
+from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
 from dask_image_ingest.frames import REFERENCE, backend_of
@@ -180,11 +180,6 @@ class Scan(TakesFilters, Read):
             known_extensions=known_extensions,
             hands_over=self.operand("hands_over"),
         )
-
-    @functools.cached_property
-    def label_sources(self) -> tuple[Partition, ...] | None:
-        """The splits that each partition reads; None for image files, whose labels are unique."""
-        return None if self.dataset.are_numbered else tuple(map(unversioned, self.sources))
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         partition = self.dataset.partitions[index]

@@ -4,7 +4,7 @@ In: a shard and a `ScanSpec`. Out: metadata and references, or pixels. Start rea
 """
 
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
-from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit, unversioned
+from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.scan.samples import SampleRows, handed_over_index
 
 __all__ = [
@@ -14,5 +14,4 @@ __all__ = [
     "SampleRows",
     "ShardSplit",
     "handed_over_index",
-    "unversioned",
 ]
