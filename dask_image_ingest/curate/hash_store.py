@@ -1,8 +1,7 @@
 """``write_hashes``: the hashes of rows that are kept, stored for later comparisons.
 
 A folder of Arrow files, one for each call: key and hash of each row, 33 bytes and the key. Each has
-its number, the id of its folder and a checksum of all its bytes. A file is read whole and checked
-before any of it is used.
+a checksum of all its bytes, and is read whole and checked before any of it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +34,7 @@ from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.storage.output import HASHES_ADVICE, OutputStore, open_output
 
 # Raise if hashes, or the columns, are no longer those of older files.
-_VERSION = 2
+_VERSION = 3
 _METADATA = b"dask_image_ingest.hashes"
 
 _NAME = re.compile(r"[0-9]{6,}\.arrow")
@@ -134,8 +132,7 @@ def _add(output: OutputStore, by: Kind, ranked: Ranked, stored: list[dict[str, A
     # A call that was killed at its end has left them. A gap is filled, with rows or none.
     if batches and number == len(taken) and any(facts.get("rows") == rows for facts in stored):
         return True
-    folder_id = stored[0]["id"] if stored else uuid.uuid4().hex
-    facts = {"version": _VERSION, "by": by, "id": folder_id, "number": number, "rows": rows}
+    facts = {"version": _VERSION, "by": by, "rows": rows}
     schema = _schema(by).with_metadata({_METADATA: json.dumps(facts)})
     file = io.BytesIO()
     with pa.ipc.new_file(file, schema) as writer:
@@ -226,14 +223,13 @@ def _tables(
 ) -> Iterator[tuple[dict[str, Any], pa.Table]]:
     """Facts and rows of each file of a folder, in order.
 
-    A file that is damaged, or of another folder, kind or version, is an error.
+    A file that is damaged, or of another kind or version, is an error.
     """
-    folder_id = None
     for number in sorted(_numbers(output)):
         where = f"{argument}=: {output.locate(_name(number))}"
         try:
             facts, table = _verified(output.read(_name(number)) or b"")
-            version, kind, of_id, of_number = (facts[n] for n in ("version", "by", "id", "number"))
+            version, kind = facts["version"], facts["by"]
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, ExportError):  # it can't be read
                 raise
@@ -246,10 +242,6 @@ def _tables(
                 f"version {_VERSION}; pass a folder of these, or store the rows again with "
                 "write_hashes()"
             )
-        folder_id = folder_id or of_id
-        if (of_id, of_number) != (folder_id, number):
-            other = "this folder" if of_id == folder_id else "another folder than those before it"
-            raise ArgumentError(f"{where} was written as {_name(of_number)} of {other}; {_CURE}")
         if not table.schema.equals(_schema(by)):
             raise ArgumentError(f"{where} has other columns than write_hashes() writes; {_CURE}")
         yield facts, table

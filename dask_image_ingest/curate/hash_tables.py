@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,18 +137,9 @@ def _missed_by_blocks(bits: int, blocks: int) -> np.ndarray:
 @functools.cache
 def _tables_needed(bits: int, distance: int, share: float) -> int | None:
     """The fewest tables that miss at most this share at the distance; None: too many."""
-    low, high = 0, 1
-    while missed(bits, high, distance) > share:
-        low, high = high, 2 * high
-        if high > _MAX_TABLES:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if missed(bits, middle, distance) > share:
-            low = middle
-        else:
-            high = middle
-    return high
+    numbers = range(1, _MAX_TABLES + 1)
+    tables = bisect_left(numbers, True, key=lambda n: missed(bits, n, distance) <= share) + 1
+    return tables if tables <= _MAX_TABLES else None
 
 
 @dataclass(frozen=True)
