@@ -8,7 +8,6 @@ import pytest
 from counted import work  # noqa: F401
 
 import dask_image_ingest as dii
-from dask_image_ingest.errors import ArgumentError
 
 
 @pytest.fixture(scope="module")
