@@ -21,7 +21,7 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.dataset.plan import Scan, select_columns, value_sources
 from dask_image_ingest.dataset.references import ChunkedMap, Decode
-from dask_image_ingest.decode import ImageShape, shape_text
+from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import DecodedImage, backend_of, image_columns, register_accessor
@@ -70,7 +70,8 @@ class FrameImages(Images[Any, Any]):
         return backend_of(self._frame).arrays(self._frame[self.column])
 
     def _repr_html_(self) -> str:
-        return f"<p>{escape(repr(self))}</p>{self.show(_SHOWN_ROWS)._repr_html_()}"
+        rows = f"{len(self._frame)} rows"
+        return f"<p>{rows}: {escape(repr(self))}</p>{self.show(_SHOWN_ROWS)._repr_html_()}"
 
     def stack(
         self, shape: tuple[int, int, int] | None = None, *, dtype: DTypeLike | None = None
@@ -82,11 +83,6 @@ class FrameImages(Images[Any, Any]):
 
     def channel_stats(self) -> pd.DataFrame:
         return statistics(count_levels(self._frame, self.column))
-
-    def _facts(self, image: str) -> list[str]:
-        shapes = {array.shape for array in self.arrays() if array is not None}
-        shape = shape_text(*shapes.pop()) if len(shapes) == 1 else f"{len(shapes)} shapes"
-        return [f"{len(self._frame)} rows", shape]
 
     def _meta(self) -> Any:
         return self._frame
@@ -166,10 +162,6 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )
-
-    def _facts(self, image: str) -> list[str]:
-        shape = image_shape(self._frame.expr, image)
-        return [f"{self._frame.npartitions} partitions", shape_text(*shape)]
 
     def _meta(self) -> Any:
         return self._frame._meta

@@ -95,18 +95,13 @@ class Images(ABC, Generic[Frame, Series]):
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         """``function(frame[columns], *args)`` for each partition."""
 
-    @abstractmethod
-    def _facts(self, image: str) -> list[str]:
-        """Facts about the images that are known without computing, as phrases."""
-
     def __repr__(self) -> str:
         columns = ", ".join(map(repr, self._columns()))
         try:
             image = self.column
         except ArgumentError as error:
             return f"<images of {columns}: {error}>"
-        facts = [f"images in column {image!r}", *self._facts(image), f"columns {columns}"]
-        return f"<{'; '.join(facts)}>"
+        return f"<images in column {image!r}; columns {columns}>"
 
     @property
     def column(self) -> str:
@@ -283,22 +278,6 @@ class Images(ABC, Generic[Frame, Series]):
         0    0000  114.6...
         1    0001  129.1...
         2    0002  115.3...
-
-        Images as output:
-
-        >>> mirrored = ddf.images.map_batches(lambda images: images[:, :, ::-1], {"image": "image"})
-        >>> mirrored.head(1).images.arrays()[0].shape
-        (224, 224, 3)
-
-        Images with their captions:
-
-        >>> def letters_per_pixel(images, captions):
-        ...     return [len(text) / image[..., 0].size for image, text in zip(images, captions)]
-        >>> scored = ddf.images.map_batches(
-        ...     letters_per_pixel, {"score": "float32"}, inputs=["image", "txt"]
-        ... )
-        >>> float(scored["score"].head(1).iloc[0])
-        0.00105...
 
         A model, loaded once per worker:
 
@@ -673,7 +652,7 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            As :meth:`iter_batches`, and for options that such a ``DataLoader`` refuses.
+            As :meth:`iter_batches`.
         MissingDependencyError
             If torch is not installed.
 

@@ -25,10 +25,10 @@ from dask_image_ingest.arguments import (
     check_storage_options,
     list_of_names,
 )
-from dask_image_ingest.curate.batches import in_batches
-from dask_image_ingest.curate.luma import (
+from dask_image_ingest.curate.pixels import (
     Taps,
     area_weights,
+    in_batches,
     luma_of_reduced_rows,
     make_taps,
     reduced_columns,

@@ -107,7 +107,7 @@ def write_hashes(
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     output = _open(path, "path", storage_options)
     stored = _checked(output, by)
-    ranked = rank_rows(frame, by, (), (), resolve_identity(frame, identity))
+    ranked = rank_rows(frame, by, (), "first", resolve_identity(frame, identity))
     try:
         while not _add(output, by, ranked, stored):
             stored = _checked(output, by)

@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
-from dask_image_ingest.curate.embeddings.vectors import check_vectors
 from dask_image_ingest.curate.quality import BELOW, MIN_GRAYSCALE
 from dask_image_ingest.curate.ranking import resolve_identity
 from dask_image_ingest.curate.summary import Plan, Summary, summarize
+from dask_image_ingest.curate.vectors import check_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import decode_images
 from dask_image_ingest.dataset.plan import select_columns

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from dask_image_ingest.curate.embeddings.vectors import valid_vectors
 from dask_image_ingest.curate.ranking import row_ids
+from dask_image_ingest.curate.vectors import valid_vectors
 from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.frames import backend_of, pandas_type
 from dask_image_ingest.image_counts import reduce_partitions

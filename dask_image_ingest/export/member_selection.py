@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.schema import image_member
-from dask_image_ingest.export.manifest import Options
+from dask_image_ingest.export.files import Options
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, META_NAME, Sample, ShardIndex, duplicate_error
 
 #: Where a member's bytes are: in the source shard, in the file of expanded members, or in a column.

@@ -217,11 +217,6 @@ def with_stored(frame: Any, columns: Sequence[Any], with_errors: bool) -> Any:
     """Replace columns of pixels of a lazy frame by references, named by `stored_name`.
 
     These images are not decoded, except ``with_errors``.
-
-    Raises
-    ------
-    ArgumentError
-        If an operation after the decode depends on pixels or errors.
     """
     rows, images = references_of_images(frame, list(frame.columns), None) or (frame, {})
     for column in columns:

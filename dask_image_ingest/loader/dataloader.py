@@ -5,12 +5,12 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import cloudpickle
 
-from dask_image_ingest.arguments import shown, whole_number
+from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.position import (
@@ -175,26 +175,16 @@ class TorchDataset(IterableDataset):
         else:
             epoch, start = self._iterated, self._batches.position
             is_own = get_worker_info() is not None
-        return {"epoch": epoch, "start": _plain(start), "own": is_own}
+        plain = list(start) if isinstance(start, Position) else start
+        return {"epoch": epoch, "start": plain, "own": is_own}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Begin the next loop at the position of ``state``.
 
         If ``set_epoch`` was called before the loop, its epoch is that of ``state``, or ``state`` is
         at the end of one: in the middle of an epoch another one cannot begin.
-
-        Raises
-        ------
-        ArgumentError
-            If ``state`` is not from ``state_dict``.
         """
-        if not isinstance(state, Mapping) or not {"epoch", "start", "own"} <= set(state):
-            raise ArgumentError(
-                f"load_state_dict: {shown(state)} is not what state_dict() gives, which is a dict "
-                "of 'epoch', 'start' and 'own'"
-            )
-        epoch = whole_number("epoch", state["epoch"], 0, "pass what state_dict() gave")
-        loop = Loop(epoch, parse_start(state["start"]))
+        loop = Loop(state["epoch"], parse_start(state["start"]))
         if state["own"] and get_worker_info() is not None:
             self._resumed = loop
         else:
@@ -250,10 +240,6 @@ class TorchDataset(IterableDataset):
         return self._make(epoch=loop.epoch, start=loop.start, share=share, facts=self._facts)
 
 
-def _plain(start: Any) -> Any:
-    return list(start) if isinstance(start, Position) else start
-
-
 class BatchLoader(DataLoader):
     """A ``DataLoader`` of batches, which tells its dataset the epoch."""
 
@@ -303,18 +289,8 @@ def make_dataset(make: MakeBatches, start: Any, shard: Any, goes_on: bool = Fals
 def make_dataloader(
     make: MakeBatches, start: Any, shard: Any, options: dict[str, Any]
 ) -> BatchLoader:
-    """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes.
-
-    Raises
-    ------
-    ArgumentError
-        For options that a ``DataLoader`` of such a dataset does not take.
-    """
-    dataset = make_dataset(make, start, shard)
-    try:
-        loader = BatchLoader(dataset, batch_size=None, **options)
-    except (TypeError, ValueError) as error:
-        raise ArgumentError(f"dataloader: {error}") from error
+    """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes."""
+    loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
     if not loader.num_workers:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader

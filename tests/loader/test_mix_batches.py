@@ -184,9 +184,8 @@ def test_workers_of_a_data_loader_take_its_steps_in_turn(frames):
         assert [keys([batch]) for batch in loader] == [keys([batch]) for batch in want]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_wrong_arguments_are_refused(frames):
+    for arguments, said in [
         ({"frames": []}, "pass a list of dataframes"),
         ({"frames": 3}, "pass a list of dataframes"),
         ({"weights": [1]}, "a number above 0 for each of 2 frames"),
@@ -197,12 +196,9 @@ def test_workers_of_a_data_loader_take_its_steps_in_turn(frames):
         ({"start": [0]}, "the position of an earlier iterator"),
         ({"longest": 1}, "longest=1"),
         ({"columns": ["clss"]}, "columns= names 'clss'"),
-    ],
-    ids=str,
-)
-def test_wrong_arguments_are_refused(frames, arguments, said):
-    with pytest.raises(dii.ArgumentError, match=said):
-        dii.mix_batches(**{"frames": frames, "batch_size": 4} | arguments)
+    ]:
+        with pytest.raises(dii.ArgumentError, match=said):
+            dii.mix_batches(**{"frames": frames, "batch_size": 4} | arguments)
 
 
 def test_frames_of_other_columns_are_refused(frames):

@@ -106,8 +106,7 @@ class Scan(TakesFilters, Read):
     """Scans shards without decoding: image columns hold references, error columns nulls.
 
     Absorbs projections (``columns``), filters (a `Predicate`), lengths, and limits (rows of each
-    partition at most, counted after the filters). With ``hands_over``, tasks keep the index
-    of their shard for an export in the same task.
+    partition at most, counted after the filters).
     """
 
     _parameters: ClassVar = [
@@ -115,14 +114,12 @@ class Scan(TakesFilters, Read):
         "columns",
         "filters",
         "limit",
-        "hands_over",
         "_partitions",
     ]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "limit": None,
-        "hands_over": False,
         "_partitions": None,
     }
 
@@ -174,7 +171,6 @@ class Scan(TakesFilters, Read):
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
-            hands_over=self.operand("hands_over"),
         )
 
     def _filtered_task(self, name: Any, index: int) -> Task:

@@ -11,9 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, list_of_names, shown
-from dask_image_ingest.curate.batches import map_images
-from dask_image_ingest.curate.embeddings.models import Head
-from dask_image_ingest.curate.embeddings.vectors import (
+from dask_image_ingest.curate.models import Head
+from dask_image_ingest.curate.pixels import map_images
+from dask_image_ingest.curate.vectors import (
     as_numbers,
     check_vectors,
     from_vectors,

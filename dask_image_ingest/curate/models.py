@@ -15,7 +15,7 @@ import numpy as np
 from PIL import Image
 
 from dask_image_ingest.arguments import check_choice, check_path, shown
-from dask_image_ingest.curate.embeddings.vectors import as_numbers, to_device_of
+from dask_image_ingest.curate.vectors import as_numbers, to_device_of
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 
 
