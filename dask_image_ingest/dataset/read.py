@@ -39,9 +39,9 @@ from dask_image_ingest.dataset.read_options import (
 )
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
-from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
     make_partitions,
+    open_first,
     parse_partition_size,
     parse_shards_per_partition,
 )

@@ -368,18 +368,14 @@ def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:
 
     ``draw`` is that of all images, for a query whose rows can't be decoded apart.
     """
-    while (node := next(filter(_is_other(draw), expr.find_operations(Decode)), None)) is not None:
-        images = tuple(
-            replace(each, decoding=replace(each.decoding, draw=draw))
-            if each.decoding.is_random
-            else each
-            for each in node.images
-        )
-        expr = expr.substitute(node, Decode(node.frame, images, node.only, node.limit))
+    for node in expr.find_operations(Decode):
+        images = tuple(_drawn(image, draw) for image in node.images)
+        if images != node.images:
+            other = Decode(node.frame, images, node.only, node.limit)
+            return with_draw(expr.substitute(node, other), draw)
     return expr
 
 
-def _is_other(draw: int) -> Callable[[Decode], bool]:
-    return lambda node: any(
-        each.decoding.is_random and each.decoding.draw != draw for each in node.images
-    )
+def _drawn(image: ColumnDecode, draw: int) -> ColumnDecode:
+    decoding = image.decoding
+    return replace(image, decoding=replace(decoding, draw=draw)) if decoding.is_random else image

@@ -105,7 +105,7 @@ def _merge_references(merge: dx.Expr) -> Undecoded | None:
     sides = [merge.left, merge.right]
     images: list[ColumnDecode] = []
     for number, keys in enumerate((merge.left_on, merge.right_on)):
-        side, other = (merge.left, merge.right)[:: 1 if number == 0 else -1]
+        side, other = (merge.left, merge.right) if number == 0 else (merge.right, merge.left)
         keys = keys if isinstance(keys, list) else [] if keys is None else [keys]
         undecoded = _undecoded(side)
         if not all(isinstance(key, str) for key in keys):
