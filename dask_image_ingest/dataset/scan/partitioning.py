@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
-
-import numpy as np
 
 from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
 from dask_image_ingest.dataset.read_options import ReadOptions
@@ -49,9 +47,6 @@ _PIXELS_TOGETHER: Final = 128 << 20
 
 # Bits of a label that count the rows of a shard. The other 38 of a non-negative int64 are a digest.
 _ROW_BITS = 24
-
-# Number of shards from which on tasks for single small shards cost ten seconds of a processor.
-_MANY_SHARDS = 1000
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -261,17 +256,8 @@ class FirstShard:
     def decoded_bytes(self, options: ReadOptions) -> int:
         """Estimated bytes that all images decode to."""
         step = max(1, len(self.index) // _SAMPLED_HEADERS)
-        return round(self._decoded_bytes(step, options) * step / self.share)
-
-    def _decoded_bytes(self, step: int, options: ReadOptions) -> int:
-        """Bytes that every ``step``-th sample decodes to, by the headers of its images."""
-        url, content = self.shard.url, self.content
-        some = np.arange(0, len(self.index), step)
-        # If a header column of the index is damaged, read the headers from the images instead.
-        with suppress(UnusableIndexError):
-            return SampleRows(url, content, self.index, options).decoded_bytes(some)
-        places = self.index.first(len(self.index))
-        return SampleRows(url, content, places, options).decoded_bytes(some)
+        rows = SampleRows(self.shard.url, self.content, self.index, options)
+        return round(rows.decoded_bytes(rows.numbers[::step]) * step / self.share)
 
     def warn_of_unknown(self, schema: Schema, images: Mapping[str, Sequence[str]]) -> None:
         """Warn of requested members and fields that the shard lacks, which may be misspelt.
@@ -355,8 +341,6 @@ def make_partitions(
     A larger shard is split, at most into one part per image. Consecutive smaller shards share a
     partition as far as ``together`` allows.
     """
-    if together.shards == 1 and len(shards) > _MANY_SHARDS:
-        _warn_of_small_tasks(len(shards), first, options)
     partitions: list[Partition] = []
     group: list[ShardSplit] = []
     samples = nbytes = 0  # of the group
@@ -372,16 +356,6 @@ def make_partitions(
             partitions.append((split,))
             group, samples, nbytes = [], 0, 0
     return (*partitions, tuple(group)) if group else tuple(partitions)
-
-
-def _warn_of_small_tasks(count: int, first: FirstShard, options: ReadOptions) -> None:
-    """Warn of a task per shard, if ``"auto"`` would group at least ten shards into one task."""
-    samples = first.samples
-    if 10 * samples <= _SAMPLES_TOGETHER and 10 * first.decoded_bytes(options) <= _PIXELS_TOGETHER:
-        warn_user(
-            f"{count:,} shards of about {samples} samples are a task each, and a task costs Dask 5 "
-            "to 10 ms of a processor. shards_per_partition='auto' reads several shards in one"
-        )
 
 
 def _splits(
