@@ -185,7 +185,7 @@ def read_images(
             f"{unknown}: its server sends no size, which is needed to fetch an image. Download it, "
             "and read the copy"
         )
-    root, is_searched = common_root(paths, (file.url for file in files))
+    root, is_searched = common_root(paths, files, kind)
     classes = None
     if label == "folder":
         folders = folders_in(root, storage_options, kind) if is_searched else set()

@@ -54,23 +54,16 @@ _BYTES = pd.ArrowDtype(pa.large_binary())
 
 @dataclass(frozen=True)
 class StagedRows:
-    """The rows of a frame, in order.
+    """The rows of a frame, in order."""
 
-    Attributes
-    ----------
-    rows
-        ``key``, ``url`` (dictionary-encoded), ``offset``, ``nbytes`` and ``error``; ``part``,
-        ``batch`` and ``row``, the location of the row's other columns in staged files;
-        ``made:<extension>``, the size of each member from columns, null if the row has none;
-        ``located``, and the columns `SELECTED` where that is true.
-    schema
-        Schema of the sidecars; None without sidecars.
-    known
-        Sources with located rows, by URL; None where partitions have read different versions.
-    """
-
+    #: ``key``, ``url`` (dictionary-encoded), ``offset``, ``nbytes`` and ``error``; ``part``,
+    #: ``batch`` and ``row``, the location of the row's other columns in staged files;
+    #: ``made:<extension>``, the size of each member from columns, null if the row has none;
+    #: ``located``, and the columns `SELECTED` where that is true.
     rows: pa.Table
+    #: Schema of the sidecars; None without sidecars.
     schema: pa.Schema | None
+    #: Sources with located rows, by URL; None where partitions have read different versions.
     known: dict[str, SourceShard | None]
 
 

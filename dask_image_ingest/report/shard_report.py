@@ -116,21 +116,11 @@ _AS_STORED = DecodeSpec(max_pixels=MAX_PIXELS, mode="raw")
 
 @dataclass(slots=True)
 class Finding:
-    """Images or members with the same problem.
-
-    Attributes
-    ----------
-    count
-        Their number.
-    first
-        Keys or names of the first ones, at most `NAMED`.
-    detail
-        The error's details for the first one.
-    """
+    """Images or members with the same problem."""
 
     count: int = 0
-    first: list[str] = field(default_factory=list)
-    detail: str = ""
+    first: list[str] = field(default_factory=list)  # keys or names, at most `NAMED`
+    detail: str = ""  # the error's details for the first one
 
     def add(self, other: Finding) -> None:
         """Add more of them."""
@@ -141,47 +131,26 @@ class Finding:
 
 @dataclass(slots=True)
 class ShardReport:
-    """Findings on one shard, or on several together.
+    """Findings on one shard, or on several together."""
 
-    Attributes
-    ----------
-    url
-        The shard, without secrets.
-    unreadable
-        Why it cannot be read at all; None if it can.
-    damage
-        What is lost, and why; None if nothing is.
-    samples, members
-        Their numbers.
-    counts
-        Images by header, of `count_images`.
-    bad
-        Error code → the decoded images that have it.
-    duplicates
-        Keys of samples that have a member twice.
-    repeated
-        Keys of more than one sample.
-    interleaved
-        Keys whose members are not adjacent, so that webdataset would split the sample.
-    pax, sparse
-        Numbers of members with a PAX header, and of sparse ones: valid, but some readers reject
-        them.
-    skipped
-        Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
-    """
-
-    url: str
-    unreadable: str | None = None
-    damage: str | None = None
+    url: str  # without secrets
+    unreadable: str | None = None  # why it cannot be read at all
+    damage: str | None = None  # what is lost, and why
     samples: int = 0
     members: int = 0
+    #: Images by header, of `count_images`.
     counts: pd.DataFrame = field(default_factory=lambda: count_images(pd.DataFrame()))
+    #: Error code → the decoded images that have it.
     bad: dict[str, Finding] = field(default_factory=dict)
+    #: Keys of samples that have a member twice, of several samples, and of samples whose members
+    #: are not adjacent, so that webdataset would split them.
     duplicates: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
+    #: Numbers of members with a PAX header, and of sparse ones, which some readers reject.
     pax: int = 0
     sparse: int = 0
+    #: Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
     skipped: dict[str, Finding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -209,13 +178,8 @@ def inspect_shard(
 ) -> ShardReport:
     """Report on a shard: read the headers of its images, and decode them with ``decode_too``.
 
-    Parameters
-    ----------
-    image
-        Extensions of the samples' image, to inspect only that. None: the extensions of a read, and
-        all further images of each sample.
-    mode
-        The mode to decode the samples' image in.
+    ``image`` has the extensions of the samples' image, to inspect only that, decoded in ``mode``;
+    by default those of a read, and all further images of each sample.
     """
     extensions = parse_image_extensions(image or IMAGE_EXTENSIONS)
     first = ImageMember("image", extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))

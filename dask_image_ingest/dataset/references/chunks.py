@@ -14,7 +14,7 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, SAME_ROWS
+from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, SAME_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Scan, ScanPlaceholder, Steps
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (

@@ -15,8 +15,13 @@ from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds, o
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
 from dask_image_ingest.dataset.schema.columns import FileColumn, ImageMember
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
-from dask_image_ingest.dataset.schema.file_columns import key_of, plain_type, without_it
+from dask_image_ingest.dataset.schema.file_columns import (
+    check_encoded_type,
+    encoded_views,
+    key_of,
+    plain_type,
+    without_it,
+)
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import (
     PartitionTooLargeError,
