@@ -94,11 +94,11 @@ class _SendsUrl:
         return super()._make_request(connection, method, target, **options)  # type: ignore[misc]
 
 
-class _HTTPPool(_SendsUrl, HTTPConnectionPool):
+class _HTTPPool(_SendsUrl, HTTPConnectionPool):  # type: ignore[misc]
     pass
 
 
-class _HTTPSPool(_SendsUrl, HTTPSConnectionPool):
+class _HTTPSPool(_SendsUrl, HTTPSConnectionPool):  # type: ignore[misc]
     pass
 
 
