@@ -269,7 +269,7 @@ def _partitions(
         most_rows = max(1, min(most_rows, largest // (height * width * channels)))
     elif largest is not None:
         sample = FileRows([split for row in some for split in rows[row]], options)
-        decoded = max(1, sample.decoded_bytes())
+        decoded = max(1, sample.decoded_bytes(sample.numbers))
         most_rows = max(1, min(most_rows, largest * len(some) // decoded))
         most_bytes = min(most_bytes, largest * sum(encoded[row] for row in some) // decoded)
     partitions: list[Partition] = []

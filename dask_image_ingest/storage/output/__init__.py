@@ -6,7 +6,6 @@ the swap of a folder for another.
 
 from dask_image_ingest.storage.output.lock import (
     LOCK,
-    RUN,
     acquire,
     begin_run,
     end_run,
@@ -47,7 +46,6 @@ __all__ = [
     "PARQUET_ADVICE",
     "REPLACEMENT",
     "REPLACING",
-    "RUN",
     "STAGING",
     "OutputStore",
     "acquire",
