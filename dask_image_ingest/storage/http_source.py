@@ -118,6 +118,11 @@ class HTTPSource:
     """A shard on an HTTP server.
 
     Errors name ``url``; ``address`` returns the URL to request, perhaps a signed one that expires.
+
+    ``head`` and ``stream`` make one request each. They raise `RetryableError` for temporary
+    failures, after ``stall_timeout`` seconds without a byte, too; ``ShardNotFoundError`` if there
+    is no such shard, and ``ShardError`` for permanent failures and if the shard has changed since
+    its head was read.
     """
 
     def __init__(
@@ -136,6 +141,7 @@ class HTTPSource:
         self._size = 0
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
+        """Read the first bytes, and remember the version they are of."""
         with self._request({"Range": f"bytes=0-{nbytes - 1}"}, stall_timeout) as response:
             etag = response.headers.get("ETag", "")
             # Not a weak one: it does not identify bytes, and If-Match never matches it.
@@ -161,6 +167,7 @@ class HTTPSource:
             return Head(data, self._size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
+        """Read a range in pieces; a first, empty piece says that the response has begun."""
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._etag:
             headers["If-Match"] = self._etag
@@ -188,6 +195,7 @@ class HTTPSource:
         return self._version[0] or self._version[1]
 
     def is_version(self, version: str) -> bool:
+        """False if this certainly differs from the ``version`` of a listing."""
         etag, modified = self._version
         if version.endswith(('"', "GMT")):
             current = etag if version.endswith('"') else modified
