@@ -16,7 +16,7 @@ from photo_shards import write_tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import predicates
-from dask_image_ingest.dataset.plan.pushdown import as_predicate
+from dask_image_ingest.dataset.plan.operations import as_predicate
 from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.predicates import Term, parse_filters, terms_of
 

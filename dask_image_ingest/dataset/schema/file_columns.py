@@ -31,7 +31,6 @@ from dask_image_ingest.storage import (
     NotParquetError,
     Shard,
     find_beside,
-    find_listed,
     open_parquet,
 )
 
@@ -58,7 +57,7 @@ def with_sidecars(
 ) -> list[Shard]:
     """Find the sidecar of each shard. Listings of folders are added to ``listings``.
 
-    ``"auto"`` takes what one listing of each folder shows, and asks for no single file.
+    ``"auto"`` takes what one listing of each folder shows; files of a few shards are asked for.
 
     Raises
     ------
@@ -67,8 +66,8 @@ def with_sidecars(
     """
     if not sidecar:
         return list(shards)
-    find = find_beside if sidecar == "parquet" else find_listed
-    files = find(shards, ".parquet", storage_options, listings)
+    only_listed = sidecar == "auto"
+    files = find_beside(shards, ".parquet", storage_options, listings, only_listed)
     pairs = [*zip(shards, files, strict=True)]
     without = [shard.url for shard, file in pairs if file is None]
     if without and sidecar == "parquet":
