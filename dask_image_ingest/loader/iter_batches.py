@@ -28,6 +28,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
+    Result,
     batch_of,
     converter,
     parse_normalize,
@@ -44,9 +45,15 @@ from dask_image_ingest.loader.order import (
     mixed_epoch,
 )
 from dask_image_ingest.loader.position import Position, Share, parse_start
-from dask_image_ingest.loader.reader import Reader, Result, open_reader, rows_between
+from dask_image_ingest.loader.reader import Reader
 from dask_image_ingest.loader.sampling import Sampling, bucket_of_rows
-from dask_image_ingest.loader.source import Facts, FrameSource, ReferenceSource, check_count, once
+from dask_image_ingest.loader.source import (
+    Facts,
+    FrameSource,
+    ReferenceSource,
+    check_count,
+    once,
+)
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many.
@@ -422,7 +429,7 @@ class Batches:
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
-                        some = rows_between(rows, present, at, stop)
+                        some = _rows_between(rows, present, at, stop)
                         row, missing, at = row + stop - at, missing - (stop - at), stop
                         if missing:
                             # A copy: a view would keep the whole partition in memory.
@@ -450,7 +457,7 @@ class Batches:
             return
         with contextlib.ExitStack() as stack:
             readers = [
-                open_reader(stack.enter_context(source), counts, self._rows_of, self._backend)
+                Reader(stack.enter_context(source), counts, self._rows_of)
                 for source, counts in zip(self._sources_to_read, self._counts, strict=True)
             ]
             depth = self._prefetch
@@ -470,7 +477,7 @@ class Batches:
                         # Also without a row: ranks and workers have the steps of `len`.
                         batch = self._batch(
                             [
-                                rows_between(*part, begin, end)
+                                _rows_between(*part, begin, end)
                                 for part, begin, end in zip(parts, begins, ends, strict=True)
                             ],
                             step.shape,
@@ -486,9 +493,7 @@ class Batches:
             finally:
                 ahead.clear()
 
-    def _pieces(
-        self, readers: Sequence[Reader[Any, Any]]
-    ) -> Iterator[tuple[list[_Step], list[Result]]]:
+    def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[Result]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         coming = _Coming(self._steps())
         count, done, most = 1, 0, None
@@ -525,13 +530,19 @@ class Batches:
             row = self._plan.after(row, self._share.workers)
             yield _Step(rows, shape, row)
 
-    def _most_steps(self, readers: Sequence[Reader[Any, Any]]) -> int:
+    def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
             source.known_row_bytes or reader.row_bytes()
             for source, reader in zip(self._sources, readers, strict=True)
         )
         rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
         return max(1, int(rows // self._size))
+
+
+def _rows_between(rows: BatchRows, present: np.ndarray, start: int, stop: int) -> BatchRows:
+    """Those of ``rows`` whose places, ``present`` in order, are from ``start`` to ``stop``."""
+    first, last = np.searchsorted(present, [start, stop]).tolist()
+    return rows.take(range(first, last))
 
 
 class _Step(NamedTuple):
