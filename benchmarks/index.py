@@ -27,9 +27,9 @@ import pyarrow as pa
 from PIL import Image
 
 import dask_image_ingest as dii
-from dask_image_ingest.index.build_index import index_bytes, shard_rows
 from dask_image_ingest.index.discovery import index_place
 from dask_image_ingest.index.index_file import ShardFacts
+from dask_image_ingest.index.write_index import index_bytes, shard_rows
 from dask_image_ingest.storage import as_reader, find_shards
 from dask_image_ingest.tar import index_tar
 

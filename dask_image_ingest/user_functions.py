@@ -93,14 +93,17 @@ def refuse_other_code(argument: str, function: object, code: str) -> None:
             f"{argument} uses {_module_of(function)}.{name}, and this process has other code by "
             "that name than the query was made with. A worker imports a module once: after an "
             "edit, let the workers import it anew by client.restart(), or send it by "
-            "client.upload_file(). Where the module was reloaded after the query was made, make the "
+            "client.upload_file(). If the module was reloaded after the query was made, make the "
             "query again"
         )
 
 
 def _code(function: object) -> str:
     """Digest of the code of a function or class, and of the user's own ones that it names."""
-    return f"{_PYTHON} {_Tokenizer('code').token(function)}"
+    while isinstance(function, functools.partial):
+        function = function.func
+    is_code = isinstance(function, (FunctionType, MethodType, type))
+    return f"{_PYTHON} {_Tokenizer('code').token(function if is_code else type(function))}"
 
 
 class _Tokenizer(pickle._Pickler):
@@ -161,7 +164,9 @@ class _Tokenizer(pickle._Pickler):
         if isinstance(value, ModuleType):
             return value.__name__, _version(value)
         if isinstance(value, (FunctionType, type)):
-            name = (value.__module__, value.__qualname__)
+            # In another process a class inside a function has lost the function's name.
+            own_name = value.__name__ if self._mode == "code" else value.__qualname__
+            name = (value.__module__, own_name)
             if value in self._written:
                 return name
             self._written.add(value)
@@ -209,7 +214,7 @@ class _Tokenizer(pickle._Pickler):
             return ()
         content = {
             name: value
-            for name, value in vars(kind).items()
+            for name, value in sorted(vars(kind).items())
             if isinstance(value, (FunctionType, *_CONTENTS))
             or not (name.startswith("__") or name in _IGNORED)
         }

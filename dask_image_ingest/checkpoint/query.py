@@ -209,7 +209,7 @@ def _splits_of(expr: Any) -> tuple[Partition, ...]:
     for step in expr.walk():
         _check_step(step)
     splits = partition_sources(expr)
-    if not isinstance(splits, tuple):
+    if splits is None:
         raise ArgumentError(
             "checkpoint: the frame combines frames of different shards, but a stored partition "
             "belongs to one shard. Checkpoint each frame, then combine the results"

@@ -13,8 +13,8 @@ from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset import files_read, searches_of_frame
-from dask_image_ingest.dataset.plan import KeepsResults, partition_sources
-from dask_image_ingest.dataset.scan import Partition, ShardSplit, unversioned
+from dask_image_ingest.dataset.plan import KeepsResults
+from dask_image_ingest.dataset.scan import Partition, ShardSplit
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns, with_urls
 from dask_image_ingest.storage import Search, Shard
@@ -117,12 +117,10 @@ class ReadStored(KeepsResults):
         """The query whose results are stored."""
         return self.stored.made_of
 
-    @functools.cached_property
-    def label_sources(self) -> tuple[Partition, ...] | None:
-        """The splits that each partition was computed from; None if it has other labels."""
-        known = isinstance(partition_sources(self.made_of, labels=True), tuple)
-        origins = (self.stored.origins[number] for number in self._partitions)
-        return tuple(map(unversioned, origins)) if known else None
+    @property
+    def original_sources(self) -> tuple[Partition, ...]:
+        """The splits that each partition was computed from."""
+        return tuple(self.stored.origins[number] for number in self._partitions)
 
     def _filtered_task(self, name: Any, index: int) -> Task:
         stored = self.stored

@@ -8,7 +8,6 @@ from dask_image_ingest.dataset import predicates
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
 from dask_image_ingest.dataset.image_files import read_images
 from dask_image_ingest.dataset.parquet_images import read_parquet_images
-from dask_image_ingest.dataset.plan.alignment import install_alignment
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
 from dask_image_ingest.dataset.read_files import files_of_rows, files_read, searches_of_frame
 from dask_image_ingest.dataset.read_options import ReadOptions
@@ -26,5 +25,3 @@ __all__ = [
     "read_webdataset_images",
     "searches_of_frame",
 ]
-
-install_alignment()

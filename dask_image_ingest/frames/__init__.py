@@ -36,6 +36,7 @@ from dask_image_ingest.frames.choose import (
     without,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
+from dask_image_ingest.frames.nested_dtype import as_tensors, tensor_array
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
@@ -56,7 +57,6 @@ from dask_image_ingest.frames.reference_dtype import (
     with_urls,
 )
 from dask_image_ingest.frames.row_values import NullsError, is_value, row_values
-from dask_image_ingest.frames.tensor_dtype import as_tensors, tensor_array
 
 __all__ = [
     "IMAGE",

@@ -4,10 +4,9 @@ In: shards and the index files beside them. Out: a shard's samples, the shapes o
 its small members. A stale or damaged index is not used.
 """
 
-from dask_image_ingest.index.build_index import parquet_bytes
 from dask_image_ingest.index.discovery import IndexFile, find_indexes, open_stored, parse_index
 from dask_image_ingest.index.index_file import IndexedReader, StoredIndex, UnusableIndexError
-from dask_image_ingest.index.write_index import wds2idx_text, write_index
+from dask_image_ingest.index.write_index import parquet_bytes, wds2idx_text, write_index
 
 __all__ = [
     "IndexFile",

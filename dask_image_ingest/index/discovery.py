@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -31,11 +30,12 @@ from dask_image_ingest.storage import (
     Shard,
     as_folder,
     by_folder,
-    folder_entries,
     folder_of,
     inside,
     is_pipe,
     local_path,
+    names_beside,
+    names_in,
     open_late,
     open_shard,
     shard_name,
@@ -159,7 +159,7 @@ def unknown_version(shard: Shard) -> str:
 
 
 class _Columns:
-    """The columns of one shard in an index file, cached by `_recent`."""
+    """The columns of one shard in an index file, cached in `_recent`."""
 
     def __init__(self, url: str, content: ByteReader, table: IndexTable, facts: ShardFacts) -> None:
         self._url = url
@@ -175,11 +175,12 @@ class _Columns:
         facts = self._facts
         if not facts.samples:
             return self._read(name, [])
-        key = self._file and (self._file, facts.group, name)
-        column = _recent.get(key)
+        key = None if self._file is None else (self._file, facts.group, name)
+        column = None if key is None else _recent.get(key)
         if column is None:
             column = self._read(name, [facts.group])
-            _recent.put(key, column)
+            if key is not None:
+                _cache(key, column)
         return column.slice(facts.row, facts.samples)
 
     def _read(self, name: str, groups: list[int]) -> pa.Array:
@@ -195,39 +196,18 @@ class _Columns:
                 ) from error
 
 
-class _RecentColumns:
-    """LRU cache of columns, by version of their file, row group and name."""
-
-    def __init__(self) -> None:
-        self.forget()
-
-    def forget(self) -> None:
-        """Drop all columns."""
-        # A new lock, since in a forked process the old one may be held for ever.
-        self._lock = threading.Lock()
-        self._columns: OrderedDict[Any, pa.Array] = OrderedDict()
-        self._nbytes = 0
-
-    def get(self, key: Any) -> pa.Array | None:
-        with self._lock:
-            if key not in self._columns:
-                return None
-            self._columns.move_to_end(key)
-            return self._columns[key]
-
-    def put(self, key: Any, column: pa.Array) -> None:
-        if key is None or column.nbytes > _KEPT_COLUMNS:
-            return
-        with self._lock:
-            if key not in self._columns:
-                self._columns[key] = column
-                self._nbytes += column.nbytes
-            while self._nbytes > _KEPT_COLUMNS:
-                self._nbytes -= self._columns.popitem(last=False)[1].nbytes
+# The columns that were read last, by version of their file, row group and name. Without a lock,
+# which in a forked process might be held for ever.
+_recent: dict[tuple[Shard, int, str], pa.Array] = {}
 
 
-_recent = _RecentColumns()
-os.register_at_fork(after_in_child=_recent.forget)
+def _cache(key: tuple[Shard, int, str], column: pa.Array) -> None:
+    if column.nbytes <= _KEPT_COLUMNS:
+        _recent[key] = column
+    for oldest in list(_recent):
+        if sum(kept.nbytes for kept in list(_recent.values())) <= _KEPT_COLUMNS:
+            break
+        _recent.pop(oldest, None)
 
 
 logger = logging.getLogger("dask_image_ingest")
@@ -268,13 +248,11 @@ def find_indexes(
     indexes = {}
     for location, group in by_folder(shards) if folder is None else [(folder, shards)]:
         members = [(shard, shard_name(shard.url)) for shard in group]
-        names: Collection[str]
-        if where is True:
-            names = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
-        elif folder is None:
-            names = _beside(location, group, storage_options, listings)
-        else:
-            names = _in_folder(folder, group, storage_options)
+        names: Collection[str] = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
+        if folder is not None:
+            names = _in_folder(folder, storage_options)
+        elif where is not True:
+            names = names_beside(location, names, storage_options, listings)
         combined = inside(location, COMBINED_INDEX)
         table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
@@ -305,23 +283,10 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
     return None
 
 
-def _beside(
-    folder: str, shards: Sequence[Shard], storage_options: dict[str, Any] | None, listings: Listings
-) -> Collection[str]:
-    """Names in a folder of shards; empty if it can't be listed."""
-    try:
-        return folder_entries(folder, shards, storage_options, listings)
-    except Exception as error:  # each file system has exceptions of its own
-        logger.debug("%s cannot be listed: %s", folder, error)
-        return set()
-
-
-def _in_folder(
-    folder: str, shards: Sequence[Shard], storage_options: dict[str, Any] | None
-) -> Collection[str]:
+def _in_folder(folder: str, storage_options: dict[str, Any] | None) -> Collection[str]:
     """Names in a folder of indexes that the user has named."""
     try:
-        return folder_entries(folder, shards, storage_options)
+        return names_in(folder, storage_options)
     except ShardNotFoundError as error:
         raise ArgumentError(
             f"index={folder!r}: there is no such folder, or its server lists none"
@@ -363,11 +328,7 @@ def refuse_unindexed(url: str, argument: str) -> None:
     ------
     ArgumentError
     """
-    why = _why_none(url)
-    if why:
-        raise ArgumentError(f"{argument}: {url} can have no index: {why}")
-
-
-def _why_none(url: str) -> str:
-    """Reason why a shard can have no index; empty if it can."""
-    return "it is a command, whose output has no version" if is_pipe(url) else ""
+    if is_pipe(url):
+        raise ArgumentError(
+            f"{argument}: {url} can have no index: it is a command, whose output has no version"
+        )

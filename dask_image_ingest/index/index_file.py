@@ -62,8 +62,6 @@ class ShardFacts:
         As in `ShardIndex`.
     extensions
         Extension → fields that are stored as columns.
-    rest
-        Row, extension, offset and size of each member whose extension has no columns.
     duplicates
         Row and extensions of each sample that has members twice.
     sparse
@@ -84,7 +82,6 @@ class ShardFacts:
     interleaved: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     extensions: dict[str, list[str]] = field(default_factory=dict)
-    rest: list[list[Any]] = field(default_factory=list)
     duplicates: list[list[Any]] = field(default_factory=list)
     sparse: list[list[Any]] = field(default_factory=list)
     skipped: dict[str, tuple[int, str]] = field(default_factory=dict)
@@ -255,24 +252,18 @@ class IndexedReader(ByteReader):
 
     @cached_property
     def _stored(self) -> dict[int, bytes]:
-        """Offset → member; empty if the index is damaged: the shard has the bytes, too."""
-        try:
-            return self._stored_members()
-        except UnusableIndexError:
-            return {}
-
-    def _stored_members(self) -> dict[int, bytes]:
-        index = self._index
-        return {
-            offset: content
-            for extension in index.extensions
-            for offset, content in zip(
-                index.column(extension, "offset").to_pylist(),
-                index.column(extension, "content").to_pylist(),
-                strict=True,
-            )
-            if content is not None and offset not in index.sparse
-        }
+        """Offset → member; none from a damaged index: the shard has the bytes, too."""
+        stored: dict[int, bytes] = {}
+        with suppress(UnusableIndexError):
+            for extension, fields in self._index.facts.extensions.items():
+                if "content" in fields:
+                    offsets, contents = (
+                        self._index.column(extension, name).to_pylist()
+                        for name in ("offset", "content")
+                    )
+                    stored |= zip(offsets, contents, strict=True)
+        sparse = self._index.sparse
+        return {at: content for at, content in stored.items() if content and at not in sparse}
 
 
 class StoredIndex(ShardIndex):
@@ -280,7 +271,6 @@ class StoredIndex(ShardIndex):
 
     def __init__(self, facts: ShardFacts, nbytes: int, read: Callable[[str], pa.Array]) -> None:
         super().__init__(
-            places=_places_without_columns(facts.rest),
             duplicates={row: tuple(extensions) for row, extensions in facts.duplicates},
             sparse={
                 offset: SparseMember(size, tuple((start, length) for start, length in pieces))
@@ -295,7 +285,6 @@ class StoredIndex(ShardIndex):
         )
         self.nbytes = nbytes
         self.facts = facts
-        self._fields = facts.extensions
         self._read = read
         self._loaded: dict[str, pa.Array] = {}
 
@@ -322,12 +311,12 @@ class StoredIndex(ShardIndex):
 
     @cached_property
     def extensions(self) -> list[str]:
-        """The extensions, those without columns last."""
-        return [*self._fields, *self._places]
+        """The extensions of members, in order of first occurrence."""
+        return [*self.facts.extensions]
 
     def places(self, extension: str) -> Places:
         """Rows, offsets and sizes of the members of an extension."""
-        if extension not in self._fields:
+        if extension not in self.facts.extensions:
             return super().places(extension)
         offsets, sizes = (self.column(extension, name) for name in SPAN_FIELDS)
         rows = np.flatnonzero(offsets.is_valid().to_numpy(zero_copy_only=False))
@@ -335,17 +324,9 @@ class StoredIndex(ShardIndex):
 
     def column(self, extension: str, name: str) -> pa.Array:
         """A field of an extension's members: one value per sample, null if unknown."""
-        if name not in self._fields.get(extension, ()):
+        if name not in self.facts.extensions.get(extension, ()):
             return super().column(extension, name)
         name = f"{extension}/{name}"
         if name not in self._loaded:
             self._loaded[name] = self._read(name)
         return self._loaded[name]
-
-
-def _places_without_columns(entries: list[list[Any]]) -> dict[str, Places]:
-    """`ShardFacts.rest` as the places of each extension."""
-    places: dict[str, list[list[int]]] = {}
-    for row, extension, offset, size in entries:
-        places.setdefault(extension, []).append([row, offset, size])
-    return {name: Places(*np.array(members, np.int64).T) for name, members in places.items()}

@@ -6,21 +6,24 @@ offset, size and name of each member, separated by blanks.
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
+import pyarrow as pa
+from pyarrow import parquet
 
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, path_text
 from dask_image_ingest.computing import one_task_per_item
+from dask_image_ingest.decode import StoredHeader, read_stored_header
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.index.build_index import index_bytes, shard_rows, write_combined
 from dask_image_ingest.index.discovery import (
     IndexFile,
     index_place,
@@ -29,16 +32,25 @@ from dask_image_ingest.index.discovery import (
     refuse_unindexed,
     unknown_version,
 )
-from dask_image_ingest.index.index_file import IndexTable, UnusableIndexError
+from dask_image_ingest.index.index_file import (
+    KEY,
+    IndexTable,
+    IndexWriter,
+    ShardFacts,
+    UnusableIndexError,
+    digest_of_head,
+)
 from dask_image_ingest.storage import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
+    ByteReader,
     Shard,
     find_shards,
     folder_of,
     inside,
     is_web,
     local_path,
+    natural_order,
     open_shard,
     shard_name,
 )
@@ -49,7 +61,21 @@ from dask_image_ingest.storage.output import (
     open_output,
     refuse_sources,
 )
-from dask_image_ingest.tar import Damage, index_tar
+from dask_image_ingest.tar import (
+    FIELDS,
+    HEAD,
+    IMAGE_EXTENSIONS,
+    INTEGERS,
+    LARGEST_VALUE,
+    SPAN_FIELDS,
+    TEXTS,
+    Damage,
+    ShardIndex,
+    Span,
+    index_tar,
+    open_member,
+    read_member,
+)
 from dask_image_ingest.url_secrets import without_secrets
 
 _BLANK = re.compile(r"[ \t\n\v\f\r]")
@@ -63,12 +89,6 @@ def wds2idx_text(samples: int, members: Iterable[tuple[int, str, int, int, str]]
         shown = _BLANK.sub(lambda blank: f"\\{ord(blank[0]):03o}", name)
         lines[sample].append(f"{extension} {offset} {size} {shown}")
     return "\n".join([f"v1.2 {samples}", *map(" ".join, lines), ""]).encode()
-
-
-_REPLACED = (
-    "another call has written this combined index at the same time, without this shard. Call again "
-    "when it has finished"
-)
 
 
 def write_index(
@@ -240,45 +260,75 @@ def _combine(
     """
     target = inside(folder, COMBINED_INDEX)
     new = {name: staged[shard.url] for name, shard in shards.items() if shard.url in staged}
-    errors = {name: outcome.error for name, outcome in new.items() if outcome.error is not None}
     indexes = {
         name: IndexFile(outcome.index, shards[name])
         for name, outcome in new.items()
-        if name not in errors
+        if outcome.error is None
     }
     output = _output(folder, storage_options)
     if indexes:
         if table is not None:
-            indexes |= _in_combined(table, target, table.names - new.keys())
-        errors |= write_combined(output, indexes, storage_options)
-        table = open_table(target, storage_options)
+            for name in table.names - new.keys():
+                facts = table.facts(name)
+                # The indexed version of the shard, so that `open_stored` takes a stale index, too.
+                indexed = Shard(target, facts.size, facts.version)
+                indexes[name] = IndexFile(target, indexed, name=name, file=table.file)
+        _write_rows(output, indexes, storage_options)
     # Also those of an earlier call that was interrupted after it had written the file.
     unneeded = output.sizes(STAGING).keys() & {f"{name}{INDEX_SUFFIX}" for name in shards}
     output.remove(f"{STAGING}/{name}" for name in unneeded)
     outcomes = {}
     for name, shard in shards.items():
-        if name in errors or table is None or name not in table.names:
-            error = errors.get(name, _REPLACED)
-            outcomes[shard.url] = _Outcome(shard.url, target, "failed", error=error)
-            continue
-        facts = table.facts(name)
-        state = new[name].state if name in new else "kept"
-        # The shard's share of the file, by rows.
-        nbytes = table.nbytes * facts.samples // max(1, table.metadata.num_rows)
-        damage = _as_text(None if facts.damage is None else Damage(**facts.damage))
-        outcomes[shard.url] = _Outcome(shard.url, target, state, facts.samples, nbytes, damage)
+        if name in new:
+            outcomes[shard.url] = replace(new[name], index=target)
+        else:
+            assert table is not None
+            facts = table.facts(name)
+            # The shard's share of the file, by rows.
+            nbytes = table.nbytes * facts.samples // max(1, table.metadata.num_rows)
+            damage = _as_text(None if facts.damage is None else Damage(**facts.damage))
+            outcomes[shard.url] = _Outcome(shard.url, target, "kept", facts.samples, nbytes, damage)
     return outcomes
 
 
-def _in_combined(table: IndexTable, url: str, names: Iterable[str]) -> dict[str, IndexFile]:
-    """Indexes of these shards in a combined index, stale or not."""
-    indexes = {}
-    for name in names:
-        facts = table.facts(name)
-        # The indexed version of the shard, so that `open_stored` takes a stale index, too.
-        shard = Shard(url, facts.size, facts.version)
-        indexes[name] = IndexFile(url, shard, name=name, file=table.file)
-    return indexes
+# The column with the name of each sample's shard.
+_SHARD = "__shard__"
+
+
+def _write_rows(
+    output: OutputStore, indexes: Mapping[str, IndexFile], storage_options: dict[str, Any] | None
+) -> None:
+    """Write the combined index of a folder, atomically, from the index of each shard by its name.
+
+    Raises
+    ------
+    ShardError
+        If an index can't be read, as on a failing disk; the file is not written then.
+    """
+    target = output.locate(COMBINED_INDEX)
+    try:
+        fields: dict[str, dict[str, None]] = {}
+        for file in indexes.values():
+            with open_stored(file, storage_options) as index:
+                for kind, names in index.facts.extensions.items():
+                    fields.setdefault(kind, {}).update(dict.fromkeys(names))
+        columns = {f"{kind}/{name}": FIELDS[name] for kind in fields for name in fields[kind]}
+        schema = pa.schema({_SHARD: pa.string(), KEY: pa.string(), **columns})
+        with output.scratch(COMBINED_INDEX) as scratch:
+            with IndexWriter(scratch, schema) as writer:
+                for shard in sorted(indexes, key=natural_order):
+                    with open_stored(indexes[shard], storage_options) as index:
+                        name = pa.repeat(pa.scalar(shard, pa.string()), len(index))
+                        arrays = [index.column(kind, n) for kind in fields for n in fields[kind]]
+                        rows = pa.Table.from_arrays([name, index.keys, *arrays], schema=schema)
+                        writer.add(shard, rows, index.facts)
+            output.commit(scratch, COMBINED_INDEX)
+        output.fsync()
+    except UnusableIndexError as error:
+        raise ShardError(
+            f"{target} is not written: an index that it would copy can't be read ({error}). If it "
+            "is damaged, delete it and call again"
+        ) from error
 
 
 def _output(folder: str, storage_options: dict[str, Any] | None) -> OutputStore:
@@ -355,3 +405,114 @@ def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> 
 
 def _as_text(damage: Damage | None) -> str | None:
     return None if damage is None else f"{damage.code}: {damage.reason}"
+
+
+# --- building an index ----------------------------------------------------------------------------
+
+_IMAGES = frozenset(IMAGE_EXTENSIONS.split(";"))
+_CONTENTS = TEXTS | INTEGERS
+
+# Texts and labels of at most so many bytes are copied into the index.
+_LARGEST_CONTENT = 64 << 10
+
+# Most extensions of a shard with an index: if keys contain dots, every member has its own.
+_MOST_KINDS = 64
+
+_LARGEST_INT64 = 2**63 - 1
+_IMAGE_FIELDS = tuple(name for name in FIELDS if name not in (*SPAN_FIELDS, "content"))
+
+# The member of one extension for each sample; None without one.
+Members = list[Span | None]
+
+
+def shard_rows(shard: Shard, content: ByteReader, index: ShardIndex) -> tuple[pa.Table, ShardFacts]:
+    """Build the rows and facts of a shard's index; reads the heads of images, and small members."""
+    if len(index.extensions) > _MOST_KINDS:
+        raise ShardError(
+            f"{shard.url} has {len(index.extensions)} extensions, and an index holds at most "
+            f"{_MOST_KINDS}. A key ends at the first dot of the file name"
+        )
+    facts = _facts(shard, index)
+    facts.head = digest_of_head(content)
+    columns = {KEY: index.keys}
+    for extension in index.extensions:
+        fields = _columns(extension, content, index)
+        facts.extensions[extension] = list(fields)
+        columns |= {f"{extension}/{name}": array for name, array in fields.items()}
+    return pa.table(columns), facts
+
+
+def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
+    return ShardFacts(
+        size=shard.size,
+        version=shard.version,
+        samples=len(index),
+        members=index.members,
+        pax=index.pax,
+        damage=None if index.damage is None else asdict(index.damage),
+        interleaved=list(index.interleaved),
+        repeated=list(index.repeated),
+        duplicates=[[row, list(index.duplicates[row])] for row in sorted(index.duplicates)],
+        sparse=[[offset, *sparse] for offset, sparse in index.sparse.items()],
+        skipped=dict(index.skipped),
+    )
+
+
+def _columns(extension: str, content: ByteReader, index: ShardIndex) -> dict[str, pa.Array]:
+    places = {name: index.column(extension, name) for name in SPAN_FIELDS}
+    members: Members = index.spans(places["offset"], places["size"])
+    fields: dict[str, list[Any]] = {}
+    if extension.rpartition(".")[2] in _IMAGES:
+        images = list(_measured(members, content, index))
+        fields |= {
+            name: [None if image is None else image[number] for image in images]
+            for number, name in enumerate(_IMAGE_FIELDS)
+        }
+    elif extension in _CONTENTS:
+        fields["content"] = list(_contents(members, content, index))
+    return places | {name: pa.array(values, FIELDS[name]) for name, values in fields.items()}
+
+
+def _measured(
+    members: Members, content: ByteReader, index: ShardIndex
+) -> Iterator[tuple[Any, ...] | None]:
+    """The `_IMAGE_FIELDS` of each image; None if a read has to open it."""
+    heads = ((at, at + min(size, HEAD)) for at, size in filter(None, members))
+    content.prefetch(head for head in heads if head[0] not in index.sparse)
+    for span in members:
+        if span is None or (span[0] in index.sparse and span[1] > LARGEST_VALUE):
+            yield None
+            continue
+        format, stored = read_stored_header(open_member(content, index, span))
+        yield (format, *stored) if _is_portable(stored) else None
+
+
+def _is_portable(stored: StoredHeader) -> bool:
+    """False if another machine may find otherwise: it may have codecs that this one lacks."""
+    if stored.error is not None and stored.error.startswith("unsupported-format"):
+        return False
+    return all(number is None or number <= _LARGEST_INT64 for number in stored[:2])
+
+
+def _contents(members: Members, content: ByteReader, index: ShardIndex) -> Iterator[bytes | None]:
+    """The bytes of small members; None for others."""
+    small = [span if span and span[1] <= _LARGEST_CONTENT else None for span in members]
+    spans = ((at, at + size) for at, size in filter(None, small))
+    content.prefetch(span for span in spans if span[0] not in index.sparse)
+    for span in small:
+        yield None if span is None else bytes(read_member(content, index, span))
+
+
+def index_bytes(rows: pa.Table, facts: ShardFacts) -> bytes:
+    """The index file of one shard."""
+    file = io.BytesIO()
+    with IndexWriter(file, rows.schema) as writer:
+        writer.add("", rows, facts)
+    return file.getvalue()
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as a parquet file; deterministic."""
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd", row_group_size=len(table) or None)
+    return sink.getvalue().to_pybytes()

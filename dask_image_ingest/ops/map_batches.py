@@ -1,21 +1,14 @@
-"""``map_batches``: a function called with batches of columns; on a partition, and as a node.
-
-Instances of a user's class, such as models, are kept between partitions.
-"""
+"""``map_batches``: a function called with batches of columns; on a partition, and as a node."""
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import inspect
 import logging
-import os
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
@@ -23,15 +16,22 @@ from dask_image_ingest.arguments import check_choice, check_flag, whole_number
 from dask_image_ingest.dataset.plan import AppendsColumns, PreservesRows, is_badly_projected
 from dask_image_ingest.errors import (
     ArgumentError,
-    DaskImageIngestError,
     FunctionError,
     MissingDependencyError,
     portable_causes,
 )
-from dask_image_ingest.frames import IMAGE, Backend, backend_of
-from dask_image_ingest.ops.arrow_rows import ResultError
-from dask_image_ingest.ops.inputs import InputColumn, input_columns, rows_with_images
+from dask_image_ingest.frames import (
+    IMAGE,
+    Backend,
+    NullsError,
+    backend_of,
+    is_value,
+    row_values,
+    tensor_type,
+)
+from dask_image_ingest.ops.batch_function import BatchFunction, may_be_of_a_row, rows_text, waits
 from dask_image_ingest.ops.outputs import (
+    ResultError,
     checked_images,
     checked_values,
     output_column,
@@ -39,213 +39,8 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
-from dask_image_ingest.texts import error_text
-from dask_image_ingest.url_secrets import without_secrets
-from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
 logger = logging.getLogger("dask_image_ingest")
-
-
-def unwrapped(function: Any) -> Any:
-    """The function or class of a ``functools.partial``; anything else itself."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    return function
-
-
-def call_once(
-    function: Callable[..., Any], called_by: str, method: str, argument: Any, what: str
-) -> Any:
-    """Call a method of a function, or of this process's instance of a class, in this process.
-
-    Parameters
-    ----------
-    function
-        As for ``map_batches``.
-    called_by
-        The function of this package that calls it, for errors.
-    method
-        The name of the method.
-    argument
-        Its argument.
-    what
-        The argument in errors.
-
-    Raises
-    ------
-    FunctionError
-        If it fails.
-    """
-    model = BatchFunction(function, called_by, method=method)
-    call = model.get()
-    try:
-        return call(argument)
-    except (FunctionError, MissingDependencyError, KeyboardInterrupt):
-        raise
-    except BaseException as error:
-        raise FunctionError(
-            f"{called_by}: {model.name} fails for {what}: {error_text(error)}"
-        ) from error
-
-
-@dataclass(frozen=True, eq=False)
-class BatchFunction:
-    """A user's function, or a class whose instance, built once in each process, is called."""
-
-    function: Callable[..., Any]
-    called_by: str = "map_batches"  # the method, for errors
-    returns: str = ""  # what the function has to return, if the method has no outputs=
-    named: Callable[..., Any] | None = None  # what errors name, if it is in the function
-    method: str = "__call__"  # of the function or instance, that is called with the batches
-    noun: str = "images"  # what a batch has
-    writes: bool = True  # to its arguments, perhaps
-    token: str = field(init=False)
-    code: str = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        token, code = token_and_code(self.function)
-        object.__setattr__(self, "token", token)
-        object.__setattr__(self, "code", code)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, BatchFunction) and self.token == other.token
-
-    def __hash__(self) -> int:
-        return hash(self.token)
-
-    def __dask_tokenize__(self) -> str:
-        return self.token
-
-    @property
-    def name(self) -> str:
-        """Name in errors."""
-        function = unwrapped(self.function if self.named is None else self.named)
-        return getattr(function, "__qualname__", type(function).__name__)
-
-    def get(self) -> Callable[..., Any]:
-        """The function, or that of this process's instance of the class.
-
-        Raises
-        ------
-        FunctionError
-            If this process has another version of the function's module, or the class can't be
-            instantiated.
-        """
-        refuse_other_code(f"{self.called_by}()", self.function, self.code)
-        try:
-            instance = self.function
-            if isinstance(unwrapped(self.function), type):
-                instance = models.get(self.token, self.function)
-            # Not `__call__` of a function, which does not tell that it is `async def`.
-            if self.method == "__call__":
-                return instance
-            called: Callable[..., Any] = getattr(instance, self.method)
-            return called
-        except (DaskImageIngestError, KeyboardInterrupt):
-            raise
-        except BaseException as error:
-            raise FunctionError(
-                f"{self.called_by}: {self.name} can't be instantiated: {error_text(error)}"
-            ) from error
-
-    def failure(
-        self, error: BaseException, frame: Any, rows: Sequence[int], tries: str = ""
-    ) -> FunctionError:
-        """The error to raise if a call fails, naming the rows."""
-        one_of = "one of " if len(rows) > 1 else ""
-        which = f"{one_of}{_rows_text(frame, rows, self.noun)}"
-        return FunctionError(
-            f"{self.called_by}: {self.name} fails for {which}: {error_text(error)}{tries}"
-        )
-
-    def reason(self, error: BaseException) -> str:
-        """Reason in the column `error` of a row for which a call fails."""
-        text = f"gave {error.gave}" if isinstance(error, ResultError) else error_text(error)
-        return without_secrets(f"function-failed: {self.name}: {text}")
-
-    def told(self, frame: Any, row: int, reason: str) -> str:
-        """The reason why a call failed for a row, in a text that names the row."""
-        return f"{self.called_by}: {_rows_text(frame, [row], self.noun)}: {reason}"
-
-    def wrong_result(self, error: ResultError, frame: Any, rows: Sequence[int]) -> ArgumentError:
-        """The error to raise if the result does not match the outputs, naming the rows."""
-        called = f"called with {_rows_text(frame, rows, self.noun)})"
-        if self.returns:
-            return ArgumentError(
-                f"{self.called_by}: {self.name} gave {error.gave}: it has to give {self.returns} "
-                f"({called}"
-            )
-        text = str(error).replace("map_batches: ", f"{self.called_by}: ", 1)
-        return ArgumentError(f"{text} (the function is {self.name}, {called}")
-
-
-def _rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
-    """Describe a row, or the first and the last of some rows, for errors."""
-    ends = list(dict.fromkeys([rows[0], rows[-1]]))
-    names = [name for name in ("__key__", "__url__") if name in frame.columns]
-    samples = backend_of(frame).to_arrow(frame[names].iloc[ends]).to_pylist() if names else []
-    texts = [
-        " of ".join(
-            f"sample {sample[name]!r}" if name == "__key__" else f"{sample[name]}" for name in names
-        )
-        for sample in samples
-    ] or [f"row {row} of a partition" for row in ends]
-    return texts[0] if len(rows) == 1 else f"{len(rows)} {noun}, from {' to '.join(texts)}"
-
-
-# More than the models of one query. In a notebook, each edit of a class adds another model with its
-# memory.
-_MAX_MODELS = 8
-
-
-class Models:
-    """Cache of models that drops the least recently used; each is built by one thread only."""
-
-    def __init__(self) -> None:
-        # Guards the attributes below; never held while a model is built.
-        self._lock = threading.Lock()
-        # A lock for each model being built, not one for all: a constructor may need another model.
-        self._building: dict[str, threading.RLock] = {}
-        self._models: OrderedDict[str, Callable[..., Any]] = OrderedDict()
-        # Models of the parent process, in a fork.
-        self._parents: tuple[Any, ...] = ()
-
-    def get(self, token: str, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The model of this token; ``make`` builds it if it is not cached."""
-        with self._lock:
-            if token in self._models:
-                self._models.move_to_end(token)
-                return self._models[token]
-            building = self._building.setdefault(token, threading.RLock())
-        with building:
-            with self._lock:
-                if token in self._models:  # another thread has built it
-                    return self._models[token]
-                while len(self._models) >= _MAX_MODELS:  # first, to free the memory
-                    self._models.popitem(last=False)
-            try:
-                model = make()
-                with self._lock:
-                    self._models[token] = model
-            finally:
-                with self._lock:
-                    self._building.pop(token, None)
-            return model
-
-    def forked(self) -> None:
-        """Reset the cache in a fork, where threads that held locks do not exist.
-
-        The parent's models are kept, but not used: they may own GPU memory, which a fork can
-        neither use nor free.
-        """
-        parents = (self._models, self._parents)
-        self.__init__()  # type: ignore[misc]
-        self._parents = parents
-
-
-models = Models()
-
-os.register_at_fork(after_in_child=models.forked)
 
 
 class MapBatches(AppendsColumns, PreservesRows):
@@ -363,38 +158,23 @@ class BatchMap:
         results: dict[str, list[Any]] = {name: [] for name in self.outputs}
         done: list[int] = []
         failures: dict[int, str] = {}
-        right: list[int] = []
-        call = functools.partial(self._call, self.function.get(), columns, rows, frame, right)
+        call = functools.partial(self._call, self.function.get(), columns, rows, frame)
+        attempts = _in_halves if self.errors == "null" else _until_failure
         for start in range(0, len(rows), self.batch_size):
             batch = range(start, min(start + self.batch_size, len(rows)))
-            for positions, outcome in self._attempts(call, batch, rows, frame):
-                if isinstance(outcome, BaseException):
-                    failures[rows[positions[0]]] = self.function.reason(outcome)
-                    continue
-                done += [rows[position] for position in positions]
-                for name, values in outcome:
-                    results[name].append(values)
+            for positions, outcome in attempts(call, batch):
+                found = [rows[position] for position in positions]
+                if not isinstance(outcome, BaseException):
+                    done += found
+                    for name, values in outcome:
+                        results[name].append(values)
+                elif self.errors == "null":
+                    failures[found[0]] = self.function.reason(outcome)
+                else:
+                    raise self.function.failure(outcome, frame, found) from outcome
+            if not done and isinstance(outcome, ResultError):  # so the function is at fault
+                raise self.function.failure(outcome, frame, found) from outcome
         return results, done, failures
-
-    def _attempts(
-        self, call: _Call, batch: range, rows: Sequence[int], frame: Any
-    ) -> Iterator[tuple[range, _Outputs | BaseException]]:
-        """Call with a batch: rows and their outputs, or a row and its error if it costs no more.
-
-        Raises
-        ------
-        FunctionError
-            If the function fails, with ``errors="raise"``, naming the row.
-        """
-        if self.errors == "null":
-            yield from _in_halves(call, batch)
-            return
-        try:
-            yield batch, call(batch)
-        except _RowFailedError as failed:
-            positions, error = _first_that_fails(call, batch, failed)
-            found = [rows[position] for position in positions]
-            raise self.function.failure(error, frame, found) from error
 
     def _call(
         self,
@@ -402,13 +182,9 @@ class BatchMap:
         columns: Sequence[InputColumn],
         rows: Sequence[int],
         frame: Any,
-        right: list[int],
         positions: range,
     ) -> _Outputs:
         """The outputs of one batch, by name.
-
-        Appends to ``right`` if some outputs match ``outputs=``: then others that do not are the
-        fault of their rows.
 
         Raises
         ------
@@ -416,43 +192,26 @@ class BatchMap:
             If the function fails for it, and some of its rows may be the cause.
         """
         backend = backend_of(frame)
-        batch = [rows[position] for position in positions]
         of_batch = slice(positions.start, positions.stop)
         arguments = [
             column.batch(of_batch, backend, copies=self.function.writes) for column in columns
         ]
         try:
             result = function(*arguments)
+            return list(self._check(result, len(positions), backend))
         except (FunctionError, MissingDependencyError, KeyboardInterrupt):  # not by these images
             raise
         except BaseException as error:
-            raise self._failure(error, frame, batch) from error
-        try:
-            outputs = list(self._check(result, len(batch), backend))
-        except ResultError as error:
-            wrong = self._wrong_row(result, len(batch), backend)
-            if wrong:
-                right.append(positions.start)
-            if right and self.errors == "null":
+            if may_be_of_a_row(error):
                 raise _RowFailedError from error
-            row, found = wrong or (slice(None), error)
-            raise self.function.wrong_result(found, frame, batch[row]) from error
-        except Exception as error:
-            raise self._failure(error, frame, batch) from error
-        right.append(positions.start)
-        return outputs
-
-    def _failure(self, error: BaseException, frame: Any, rows: Sequence[int]) -> Exception:
-        """The exception for a failed call: looked into by halves, if a row may be the cause."""
-        if may_be_of_a_row(error):
-            return _RowFailedError()
-        return self.function.failure(error, frame, rows)
+            batch = [rows[position] for position in positions]
+            raise self.function.failure(error, frame, batch) from error
 
     def _log(self, failures: Mapping[int, str], frame: Any, count: int) -> None:
         """Log how many rows failed."""
         if failures:
             row, reason = next(iter(failures.items()))
-            first = _rows_text(frame, [row], self.function.noun)
+            first = rows_text(frame, [row], self.function.noun)
             logger.warning(
                 "%s: %d of %d rows failed, first %s: %s",
                 self.function.called_by, len(failures), count, first, reason,
@@ -508,27 +267,6 @@ class BatchMap:
             else:
                 yield name, checked_values(name, values, self.outputs[name], count, backend)
 
-    def _wrong_row(
-        self, result: Any, count: int, backend: Backend
-    ) -> tuple[slice, ResultError] | None:
-        """The first row with wrong outputs, and its error; None if all rows are wrong."""
-        outputs = result if isinstance(result, Mapping) else {next(iter(self.outputs)): result}
-        errors: list[ResultError | None] = []
-        for row in range(count):
-            one = slice(row, row + 1)
-            try:
-                if any(len(values) != count for values in outputs.values()):
-                    return None
-                of_row = {name: values[one] for name, values in outputs.items()}
-                list(self._check(of_row, 1, backend))
-                errors.append(None)
-            except ResultError as error:
-                errors.append(error)
-            except Exception:  # a result that has no rows
-                return None
-        wrong = [(slice(row, row + 1), error) for row, error in enumerate(errors) if error]
-        return wrong[0] if wrong and None in errors else None
-
 
 class _RowFailedError(Exception):
     """A call failed, with the function's error as the cause."""
@@ -539,48 +277,22 @@ class _RowFailedError(Exception):
         return self.__cause__  # type: ignore[return-value]
 
 
-# By name, so that neither library is imported: torch's error is a RuntimeError.
-_GPU_ERRORS = {"OutOfMemoryError", "CUDARuntimeError", "AcceleratorError"}
+def _until_failure(call: _Call, rows: range) -> Iterator[tuple[range, _Outputs | BaseException]]:
+    """Call with all rows; where that fails, yield the first row that fails alone, and its error.
 
-# Of the GPU; of pools and threads in a process that is ending.
-_TEXTS = (
-    "CUDA error",
-    "cannot schedule new futures",
-    "can't start new thread",
-    "can't create new thread",
-)
-
-
-def may_be_of_a_row(error: BaseException) -> bool:
-    """False for errors that other rows would have too: of memory, the GPU, an import, an exit."""
-    if not isinstance(error, (Exception, asyncio.CancelledError)):
-        return False
-    for each in causes(error):
-        if isinstance(each, (MemoryError, ImportError, FunctionError)):
-            return False
-        if any(text in error_text(each) for text in _TEXTS):
-            return False
-        if not _GPU_ERRORS.isdisjoint(kind.__name__ for kind in type(each).__mro__):
-            return False
-    return True
-
-
-def causes(error: BaseException) -> Iterator[BaseException]:
-    """The error, those that led to it, and those that they hold, as of clients that retry."""
-    errors: list[Any] = [error]
-    seen = set[int]()
-    for each in errors:
-        if isinstance(each, BaseException) and id(each) not in seen:
-            seen.add(id(each))
-            yield each
-            held = (*each.args, getattr(each, "reason", None), *getattr(each, "exceptions", ()))
-            errors += [each.__cause__, each.__context__, *held]
+    If no half of some rows fails, these rows are yielded; and all rows with a wrong result, which
+    shows what is wrong.
+    """
+    try:
+        yield rows, call(rows)
+    except _RowFailedError as failed:
+        is_wrong = isinstance(failed.error, ResultError)
+        yield (rows, failed.error) if is_wrong else _first_that_fails(call, rows, failed)
 
 
 def _first_that_fails(
     call: _Call, rows: range, failed: _RowFailedError
 ) -> tuple[range, BaseException]:
-    """The first row that fails alone, with its error; all rows if no half of them fails."""
     middle = len(rows) // 2
     for half in (rows[:middle], rows[middle:]) if middle else ():
         try:
@@ -641,7 +353,8 @@ def make_batch_map(
     """
     batch_function = BatchFunction(function, **of_function)
     called_by = batch_function.called_by
-    if not _makes_callables(function) if isinstance(function, type) else not callable(function):
+    is_class = isinstance(function, type)
+    if not callable(function) or (is_class and "__call__" not in dir(function)):
         raise ArgumentError(
             f"{called_by} needs a function, or a class with a method __call__, not {function!r}"
         )
@@ -675,14 +388,110 @@ def make_batch_map(
     return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept, errors)
 
 
-def waits(function: Any) -> bool:
-    """True for an ``async def`` function, and for a class or object whose calls are such."""
-    function = unwrapped(function)
-    if isinstance(function, type) or not inspect.isroutine(function):
-        kind = function if isinstance(function, type) else type(function)
-        function = getattr(kind, "__call__", None)  # noqa: B004 - the method itself
-    return inspect.iscoroutinefunction(function)
+# --- inputs -------------------------------------------------------------------------------------
 
 
-def _makes_callables(class_: type) -> bool:
-    return any("__call__" in vars(base) for base in class_.__mro__)
+@dataclass(frozen=True)
+class InputColumn:
+    """The values of one column: an array of numbers, or a list with None for null."""
+
+    values: Any
+    has_images: bool = False
+
+    def batch(self, rows: slice, backend: Backend, *, copies: bool = True) -> Any:
+        """The values of some rows; as ``copies`` if the function may write to them.
+
+        Read-only views would do for NumPy; CuPy and torch have none.
+        """
+        values = self.values[rows]
+        if not isinstance(values, list):
+            return values.copy() if copies else values
+        if self.has_images and len({_shape_and_dtype(value) for value in values}) == 1:
+            return values if values[0] is None else backend.numpy.stack(values)
+        return [_copied(value) for value in values] if copies else values
+
+    def on_host(self, backend: Backend) -> InputColumn:
+        """The column in host memory."""
+        if backend.device == "cpu":
+            return self
+        values = self.values
+        on_host = _on_host(values, backend) if isinstance(values, list) else backend.host(values)
+        return InputColumn(on_host, self.has_images)
+
+    def row(self, number: int) -> Any:
+        """The value of one row, as a copy: an array of NumPy, or Python's own types."""
+        value = self.values[number]
+        return value.item() if isinstance(value, np.generic) else _copied(value)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _copied(item) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_copied(item) for item in value]
+    return value.copy() if hasattr(value, "copy") else value
+
+
+def _on_host(value: Any, backend: Backend) -> Any:
+    """Values with their arrays in host memory, in any nesting."""
+    if isinstance(value, dict):
+        return {name: _on_host(item, backend) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_on_host(item, backend) for item in value]
+    return backend.host(value) if hasattr(value, "__cuda_array_interface__") else value
+
+
+def _shape_and_dtype(image: Any) -> Any:
+    return None if image is None else (image.shape, image.dtype)
+
+
+def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:
+    """Numbers of the rows that have an image in every image column among ``names``."""
+    backend = backend_of(frame)
+    columns = [
+        backend.arrays(frame[name]) for name in names if backend.is_images(frame[name].dtype)
+    ]
+    return [row for row in range(len(frame)) if all(images[row] is not None for images in columns)]
+
+
+def input_columns(frame: Any, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
+    """The values of columns in some rows of a pandas or cuDF frame.
+
+    Raises
+    ------
+    ArgumentError
+        If integers or booleans are null, which an array cannot represent.
+    """
+    return [_input_column(frame[[name]], name, rows) for name in names]
+
+
+def _input_column(frame: Any, name: Any, rows: Sequence[int]) -> InputColumn:
+    backend = backend_of(frame)
+    if backend.is_images(frame[name].dtype):
+        images = backend.arrays(frame[name])
+        return InputColumn([images[row] for row in rows], has_images=True)
+    if len(rows) < len(frame):
+        frame = frame.take(rows)
+    try:
+        column = backend.to_arrow(frame).column(0)  # one chunk may not hold all of it
+    except (pa.ArrowException, TypeError, ValueError) as error:
+        raise ArgumentError(f"inputs= names {name!r}, a column of mixed types: {error}") from error
+    try:
+        if is_value(column.type) or tensor_type(column.type):
+            values = backend.values(frame[name])
+            if values is None or (column.null_count and not pa.types.is_floating(column.type)):
+                raise NullsError
+            return InputColumn(values)
+        values = [value for chunk in column.chunks for value in row_values(chunk)]
+        return InputColumn([_on_device(value, backend) for value in values])
+    except NullsError:
+        raise ArgumentError(
+            f"inputs= names {name!r}, which has nulls in a row that the function gets; an array of "
+            f"{column.type} has no value for these: fill or drop them first, "
+            f"ddf[ddf[{name!r}].notnull()]"
+        ) from None
+
+
+def _on_device(values: Any, backend: Backend) -> Any:
+    is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
+    return backend.numpy.asarray(values) if is_numeric else values

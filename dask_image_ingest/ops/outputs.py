@@ -1,16 +1,17 @@
 """Outputs of ``map_batches``: the function's results, checked against types, as columns.
 
-Results are arrays of NumPy or CuPy, tensors, or lists. Numbers are cast if that is lossless.
+Results are arrays of NumPy or CuPy, tensors, or lists; rows may be arrays, lists, dicts or None, in
+any nesting that the type has. Numbers are cast if that is lossless.
 """
 
 from __future__ import annotations
 
-import functools
-import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
@@ -25,16 +26,53 @@ from dask_image_ingest.frames import (
     is_text,
     is_value,
     parse_type,
+    tensor_array,
     tensor_type,
     type_name,
 )
-from dask_image_ingest.ops.arrow_rows import (
-    ResultError,
-    arrow_rows,
-    is_null,
-    storable_values,
-    with_none,
-)
+from dask_image_ingest.url_secrets import storable
+
+
+class ResultError(ArgumentError):
+    """A function's result does not fit its outputs.
+
+    Parameters
+    ----------
+    gave
+        The result, and what is wrong with it.
+    advice
+        The rest of the sentence, for functions whose outputs are the argument ``outputs=``.
+    """
+
+    def __init__(self, gave: str, advice: str = "") -> None:
+        super().__init__(f"map_batches: the function gave {gave}{advice}")
+        self.gave = gave
+
+
+def is_null(value: object) -> bool:
+    """True for None, and for the nulls of masked arrays and of pandas."""
+    return value is None or value is np.ma.masked or value is pd.NA
+
+
+def with_none(values: Any) -> Any:
+    """Values that NumPy, pandas or Arrow say are null as None; a list if there are any."""
+    if is_null(values):
+        return None
+    if isinstance(values, np.ma.MaskedArray):
+        return values.tolist() if np.ma.is_masked(values) else values.data
+    if isinstance(values, (pa.Array, pa.ChunkedArray)):
+        # NumPy has no nulls: an array of integers would become one of floats.
+        has_nulls = values.null_count or pa.types.is_nested(values.type)
+        return values.to_pylist() if has_nulls else values
+    if isinstance(values, pa.Scalar):
+        return values.as_py()
+    if isinstance(values, (pd.Series, pd.Index, pd.api.extensions.ExtensionArray)):
+        missing = values.isna()
+        if missing.any():
+            return [None if null else value for value, null in zip(values, missing, strict=True)]
+    elif getattr(values, "has_nulls", False) and hasattr(values, "to_arrow"):
+        return values.to_arrow().to_pylist()  # of cuDF
+    return values
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
@@ -67,11 +105,9 @@ def _is_supported(type_: pa.DataType) -> bool:
         return all(_is_supported(field.type) for field in type_)
     if tensor_type(type_) is not None:
         return True
-    return _is_supported(type_.value_type) if is_list(type_) else _is_plain(type_)
-
-
-def _is_plain(type_: pa.DataType) -> bool:
-    return is_value(type_) or _is_text_or_bytes(type_)
+    if is_list(type_):
+        return _is_supported(type_.value_type)
+    return is_value(type_) or is_text(type_) or bool(pa.types.is_binary(type_))
 
 
 def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backend: Backend) -> Any:
@@ -79,9 +115,9 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
 
     Returns
     -------
-    array, list or pyarrow.Array
-        A rectangular array of the output's type on the backend's device; a list of strings or
-        bytes; an Arrow array, if rows are None, or nested, or differ in length.
+    array or pyarrow.Array
+        A rectangular array of the output's type on the backend's device; an Arrow array for
+        strings and bytes, and if rows are None, or nested, or differ in length.
 
     Raises
     ------
@@ -89,16 +125,19 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
         If there is not one value for each image, or the type cannot hold a value.
     """
     values = with_none(values)
-    if isinstance(values, (list, tuple)):
+    is_sequence = isinstance(values, (list, tuple))
+    has_array = hasattr(values, "__array__") or _is_on_gpu(values)
+    if not is_sequence and (not has_array or isinstance(values, (str, bytes, dict))):
+        raise ResultError(
+            f"{shown(values)} as {name!r}",
+            f": give an array or a list with one value ({type_name(type_)}) for each image",
+        )
+    if is_sequence:
         values = [with_none(value) for value in values]
-    if _is_text_or_bytes(type_):
-        values = _text_or_bytes(name, values, type_)
-        _check_count(name, (len(values),), count)
-        return values
-    if _has_rows(values, type_):
+    if _are_rows(values, type_):
         rows = list(values)
         _check_count(name, (len(rows),), count)
-        return arrow_rows(name, rows, type_, functools.partial(_cast, name))
+        return arrow_rows(name, rows, type_)
     dtype, shape = _item(type_)
     array = _numbers(name, values, dtype, backend)
     _check_count(name, array.shape, count)
@@ -107,21 +146,11 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     if array.ndim != 1 + len(shape) or any(
         wanted not in (None, got) for wanted, got in zip(shape, array.shape[1:], strict=True)
     ):
-        item = (
-            "a vector"
-            if shape == (None,)
-            else f"an array of shape {shape}"
-            if shape
-            else "a number"
-        )
-        given = f"{dtype}" if array.ndim == 1 else f"list<{dtype}>"
-        advice = f": say outputs={{{name!r}: {given!r}}}" if array.ndim in (1, 2) else ""
         raise ResultError(
             f"{name!r} of shape {array.shape}",
-            f", and outputs= says that it is {item} for each image{advice}",
+            f", and outputs= says {type_name(type_)} for each image",
         )
-    _check_exact(name, array, dtype, backend, is_vector=bool(shape))
-    return backend.numpy.asarray(array.astype(dtype, copy=False))
+    return backend.numpy.asarray(_cast(name, array, dtype, backend))
 
 
 def value_array(name: str, value: Any, type_: pa.DataType) -> pa.Array:
@@ -132,56 +161,31 @@ def value_array(name: str, value: Any, type_: pa.DataType) -> pa.Array:
     ResultError
         If the type cannot hold it.
     """
-    host = get_backend("pandas")
-    values = checked_values(name, [value], type_, 1, host)
+    values = checked_values(name, [value], type_, 1, get_backend("pandas"))
     if isinstance(values, pa.Array):
         return values
-    if isinstance(values, list) or is_value(type_):
+    if is_value(type_):
         return pa.array(values, type_, from_pandas=True)  # NaN is null
-    return arrow_rows(name, list(values), type_, functools.partial(_cast, name))
-
-
-def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
-    """Concatenate the values of all batches of a partition; returned with their type."""
-    if _is_text_or_bytes(type_):
-        return [value for part in parts for value in part], type_
-    if not parts:
-        if not _is_rectangular(type_):
-            return pa.array([], type_), type_
-        dtype, shape = _item(type_)
-        return np.empty((0, *(length or 0 for length in shape)), dtype), type_
-    is_arrow = any(isinstance(part, pa.Array) for part in parts)
-    if is_arrow or len({part.shape[1:] for part in parts}) > 1:
-        cast = functools.partial(_cast, name)
-        arrays = [
-            part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_, cast)
-            for part in parts
-        ]
-        return _concatenated(arrays), type_
-    return backend.numpy.concatenate(parts), type_
+    return arrow_rows(name, list(values), type_)
 
 
 # A chunk of an Arrow column holds no more bytes of strings, by its 32-bit offsets.
 _MOST_BYTES = 2**31 - 1
 
 
-def _concatenated(arrays: Sequence[pa.Array]) -> pa.Array | pa.ChunkedArray:
-    chunks: list[list[pa.Array]] = [[]]
-    nbytes = 0
-    for array in arrays:
-        nbytes += array.nbytes
-        if chunks[-1] and nbytes > _MOST_BYTES:
-            nbytes = array.nbytes
-            chunks.append([])
-        chunks[-1].append(array)
-    whole = [pa.concat_arrays(chunk) for chunk in chunks]
-    return whole[0] if len(whole) == 1 else pa.chunked_array(whole)
-
-
-def _is_rectangular(type_: pa.DataType) -> bool:
-    """True if the values of a batch can be one array."""
-    is_vector = pa.types.is_list(type_) and is_value(type_.value_type)
-    return is_value(type_) or is_vector or tensor_type(type_) is not None
+def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
+    """Concatenate the values of all batches of a partition; returned with their type."""
+    if not parts:
+        return arrow_rows(name, [], type_), type_
+    is_arrow = any(isinstance(part, pa.Array) for part in parts)
+    if not is_arrow and len({part.shape[1:] for part in parts}) == 1:
+        return backend.numpy.concatenate(parts), type_
+    arrays = [
+        part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_)
+        for part in parts
+    ]
+    is_large = sum(array.nbytes for array in arrays) > _MOST_BYTES
+    return (pa.chunked_array(arrays) if is_large else pa.concat_arrays(arrays)), type_
 
 
 def _item(type_: pa.DataType) -> tuple[np.dtype, tuple[int | None, ...]]:
@@ -193,34 +197,18 @@ def _item(type_: pa.DataType) -> tuple[np.dtype, tuple[int | None, ...]]:
     return np.dtype(type_.to_pandas_dtype()), ()
 
 
-def _has_rows(values: Any, type_: pa.DataType) -> bool:
+def _are_rows(values: Any, type_: pa.DataType) -> bool:
     """True if the values are taken row by row: they can't be one array."""
-    is_sequence = isinstance(values, (list, tuple))
-    if not _is_rectangular(type_):
-        if not is_sequence and not hasattr(values, "__array__"):
-            raise _not_rows(values, type_)
+    is_vector = pa.types.is_list(type_) and is_value(type_.value_type)
+    if not (is_value(type_) or is_vector or tensor_type(type_) is not None):
         return True
-    if not is_sequence and getattr(getattr(values, "dtype", None), "kind", "") != "O":
+    if not isinstance(values, list) and getattr(values.dtype, "kind", "") != "O":
         return False
     if any(value is None for value in values):
         return not pa.types.is_floating(type_)
-    if pa.types.is_list(type_) and any(_has_none(value) for value in values):
-        return True
-    return pa.types.is_list(type_) and len({_length(value) for value in values}) > 1
-
-
-def _has_none(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and any(map(is_null, value))
-
-
-def _length(value: Any) -> int | None:
-    return len(value) if hasattr(value, "__len__") else None
-
-
-def _not_rows(values: Any, type_: pa.DataType) -> ResultError:
-    return ResultError(
-        shown(values),
-        f", and outputs= says {type_name(type_)}: give a list with one value for each image",
+    return is_vector and (
+        any(isinstance(value, (list, tuple)) and any(map(is_null, value)) for value in values)
+        or len({len(value) if hasattr(value, "__len__") else None for value in values}) > 1
     )
 
 
@@ -232,161 +220,182 @@ def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
         )
 
 
-def _check_exact(
-    name: str, values: Any, dtype: np.dtype, backend: Backend, is_vector: bool = False
-) -> None:
-    lossy = first_lossy(values, dtype, backend.numpy)
-    if lossy is not None:
-        raise _lossy(name, lossy, dtype, values.dtype.name, is_vector)
+# --- rows ---------------------------------------------------------------------------------------
 
 
-def _lossy(
-    name: str, value: Any, dtype: np.dtype, other: str | None, is_vector: bool
-) -> ResultError:
-    """The error for a value that a type can't hold; ``other`` can."""
-    given = f"list<{other}>" if is_vector else other
-    advice = f"say outputs={{{name!r}: '{given}'}}, or " if other else ""
-    gave = f"{shown(value)} in {name!r}, which {dtype} can't hold"
-    return ResultError(gave, f": {advice}give values that it can")
-
-
-def _cast(name: str, values: Any, dtype: np.dtype) -> np.ndarray:
-    """Numbers as an array of a dtype, on the host.
+def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """Arrow array of rows that are arrays, tensors, lists, dicts or None, as the type is nested.
 
     Raises
     ------
     ResultError
+        Naming the output ``name``, if a row has not the type.
     """
-    host = get_backend("pandas")
-    is_list = isinstance(values, (list, tuple))
-    values = [_on_host(value) for value in values] if is_list else _on_host(values)
-    array = _numbers(name, values, dtype, host)
-    _check_exact(name, array, dtype, host)
-    result: np.ndarray = array.astype(dtype, copy=False)
-    return result
+    if not isinstance(rows, np.ndarray):  # of numbers that were cast already
+        rows = [with_none(row) for row in rows]
+    if (tensors := tensor_type(type_)) is not None:
+        array = tensor_array([_tensor(name, row, tensors) for row in rows], tensors)
+        return array if isinstance(type_, pa.BaseExtensionType) else array.storage.cast(type_)
+    if is_value(type_):
+        return _number_array(name, rows, type_)
+    mask = pa.array([row is None for row in rows], pa.bool_())
+    if is_list(type_):
+        return _lists(name, rows, type_, mask)
+    if not pa.types.is_struct(type_):
+        texts = [storable(row) if isinstance(row, str) else row for row in rows]
+        return _leaves(name, texts, type_)
+    names = [field.name for field in type_]
+    for row in rows:
+        if row is not None and (not isinstance(row, Mapping) or not set(row) <= set(names)):
+            raise _misfit(name, row, type_, f": give dicts of {', '.join(names)}")
+    fields = [
+        arrow_rows(name, [None if row is None else row.get(field.name) for row in rows], field.type)
+        for field in type_
+    ]
+    return pa.StructArray.from_arrays(fields, fields=list(type_), mask=mask)
 
 
-def _text_or_bytes(name: str, values: Any, type_: pa.DataType) -> list[Any]:
-    """Check a result of strings or bytes: a list, with None for null.
-
-    Raises
-    ------
-    ResultError
-    """
-    kind = "strings" if is_text(type_) else "bytes"
-    if isinstance(values, (str, bytes, set, frozenset)) or not hasattr(values, "__iter__"):
-        raise ResultError(
-            f"{shown(values)} as {name!r}", f": give a list of {kind}, one for each image"
-        )
-    values = storable_values(values.tolist() if hasattr(values, "tolist") else list(values))
-    if not _have_type(values, type_):
-        other = next(value for value in values if not _have_type([value], type_))
-        raise ResultError(
-            f"{shown(other)} in {name!r}",
-            f": outputs= says {kind}; give these, or say another type",
-        )
-    return values
-
-
-def _have_type(values: list[Any], type_: pa.DataType) -> bool:
-    try:
-        pa.array(values, type_)
-    except (pa.ArrowException, TypeError, ValueError):
-        return False
-    return True
-
-
-def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
-    """Check a result of numbers or booleans: an array.
-
-    Raises
-    ------
-    ResultError
-    """
-    if values is None or isinstance(values, (str, bytes)):
-        raise _not_numbers(name, values, dtype)
-    try:
-        array = as_array(values, backend)
-        if array.dtype == object or _may_be_rounded(values, array, dtype):
-            is_list = isinstance(values, (list, tuple))
-            rows = list(map(_as_python, values)) if is_list else array.tolist()
-            array = backend.numpy.asarray(_exact_numbers(name, rows, dtype))
-    except ResultError:
-        raise
-    except (ValueError, TypeError, OverflowError) as error:
-        raise _not_numbers(name, values, dtype) from error
-    if array.dtype.kind not in "biuf":
-        raise _not_numbers(name, values, dtype)
+def _tensor(name: str, row: Any, type_: pa.FixedShapeTensorType) -> np.ndarray | None:
+    if row is None:
+        return None
+    array = _host_cast(name, row, type_.value_type)
+    if array.shape != tuple(type_.shape):
+        raise _misfit(name, row, type_)
     return array
 
 
-def _may_be_rounded(values: Any, array: Any, dtype: np.dtype) -> bool:
-    """True if NumPy may have made float64 of a list of integers."""
-    if dtype.kind == "f" or array.dtype != np.float64 or not isinstance(values, (list, tuple)):
-        return False
-    return bool((abs(array) >= _MAX_EXACT).any())
+def _number_array(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    if isinstance(rows, np.ndarray):
+        return pa.array(_host_cast(name, rows, type_), type_)
+    missing = [row is None for row in rows]
+    if all(missing):
+        return pa.nulls(len(rows), type_)
+    # In place of null one of the values: beside another number NumPy might round them all.
+    instead = rows[missing.index(False)]
+    values = _host_cast(name, [instead if row is None else row for row in rows], type_)
+    if values.ndim != 1:
+        raise _misfit(name, instead, type_)
+    return pa.array(values, type_, mask=np.array(missing))
+
+
+def _lists(name: str, rows: Sequence[Any], type_: pa.DataType, mask: pa.Array) -> pa.Array:
+    lists = [_items(name, row, type_) for row in rows]
+    item = type_.value_type
+    if is_value(item) and all(isinstance(items, np.ndarray) for items in lists):
+        items: Any = np.concatenate([np.empty(0, item.to_pandas_dtype()), *lists])
+    else:
+        items = list(chain.from_iterable(lists))
+    is_large = pa.types.is_large_list(type_)
+    ends = np.cumsum([0, *map(len, lists)], dtype=np.int64 if is_large else np.int32)
+    kind = pa.LargeListArray if is_large else pa.ListArray
+    return kind.from_arrays(pa.array(ends), arrow_rows(name, items, item), type=type_, mask=mask)
+
+
+def _items(name: str, row: Any, type_: pa.DataType) -> Any:
+    """The items of one list: an array (k,) of numbers, or a sequence of anything."""
+    has_values = is_value(type_.value_type)
+    is_sequence = isinstance(row, (list, tuple))
+    if row is None or (is_sequence and not row):
+        return np.empty(0, type_.value_type.to_pandas_dtype()) if has_values else []
+    is_array = hasattr(row, "__array__") and not isinstance(row, (str, bytes, np.generic))
+    if not (is_sequence or (is_array and row.ndim)):
+        raise _misfit(name, row, type_)
+    if not has_values or (is_sequence and any(map(is_null, row))):
+        return list(row)
+    array = _host_cast(name, row, type_.value_type)
+    if array.ndim != 1:
+        raise _misfit(name, row, type_)
+    return array
+
+
+def _leaves(name: str, values: Sequence[Any], type_: pa.DataType) -> pa.Array:
+    """Values as Arrow converts them.
+
+    Raises
+    ------
+    ResultError
+        Naming the first that Arrow refuses.
+    """
+    try:
+        return pa.array(values, type_)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if len(values) == 1:
+            raise _misfit(name, values[0], type_) from error
+        for value in values:
+            _leaves(name, [value], type_)
+        raise
+
+
+def _misfit(name: str, value: Any, type_: pa.DataType, why: str = "") -> ResultError:
+    return ResultError(
+        f"{shown(value)} in {name!r}", f", and outputs= says {type_name(type_)} for each image{why}"
+    )
+
+
+# --- numbers ------------------------------------------------------------------------------------
+
+
+def _host_cast(name: str, values: Any, type_: pa.DataType) -> np.ndarray:
+    """Numbers as an array of an Arrow type's values, on the host."""
+    host, dtype = get_backend("pandas"), np.dtype(type_.to_pandas_dtype())
+    is_sequence = isinstance(values, (list, tuple))
+    values = [_on_host(value) for value in values] if is_sequence else _on_host(values)
+    array: np.ndarray = _cast(name, _numbers(name, values, dtype, host), dtype, host)
+    return array
+
+
+def _cast(name: str, array: Any, dtype: np.dtype, backend: Backend) -> Any:
+    lossy = first_lossy(array, dtype, backend.numpy)
+    if lossy is not None:
+        raise ResultError(f"{shown(lossy)} in {name!r}, which {dtype} can't hold")
+    return array.astype(dtype, copy=False)
+
+
+def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
+    """Check a result of numbers or booleans: an array, which `_cast` casts.
+
+    Raises
+    ------
+    ResultError
+    """
+    try:
+        array = as_array(values, backend)
+        # NumPy makes floats of a list of integers and floats, or of uint64 and int64.
+        may_be_rounded = isinstance(values, list) and array.dtype.kind == "f"
+        if array.dtype == object or (may_be_rounded and dtype.kind in "iu"):
+            rows = values if isinstance(values, (list, tuple)) else array.tolist()
+            objects = np.array([_as_python(row) for row in rows], object)
+            if dtype.kind == "f":
+                numbers = objects.astype(np.float64)  # None becomes NaN, which is stored as null
+            else:
+                integers = [int(number) for number in objects.flat]  # which Arrow would truncate
+                for number, integer in zip(objects.flat, integers, strict=True):
+                    if number != integer:
+                        raise ResultError(f"{shown(number)} in {name!r}, which {dtype} can't hold")
+                type_ = pa.int64() if dtype.kind == "b" else pa.from_numpy_dtype(dtype)
+                leaves = _leaves(name, integers, type_)
+                numbers = leaves.to_numpy(zero_copy_only=False).reshape(objects.shape)
+            array = backend.numpy.asarray(numbers)
+    except ResultError:
+        raise
+    except (ValueError, TypeError, OverflowError):
+        array = None
+    if array is None or array.dtype.kind not in "biuf":
+        raise ResultError(
+            f"{shown(values)} as {name!r}, which is no array of numbers ({dtype})",
+            ": give a number for each image, or for each a vector, all of one length",
+        )
+    return array
 
 
 def _as_python(value: Any) -> Any:
     return np.asarray(_on_host(value)).tolist() if hasattr(value, "__array__") else value
 
 
-def _exact_numbers(name: str, rows: list[Any], dtype: np.dtype) -> np.ndarray:
-    """Numbers as an array of a type; integers do not become floats on the way.
-
-    Raises
-    ------
-    ResultError
-        If the type can't hold one of them.
-    TypeError, ValueError
-        If one is no number.
-    """
-    objects = np.array(rows, object)
-    numbers = [*objects.flat]
-    for number in numbers:
-        if not _holds(dtype, number):
-            wider = (t for t in ("int64", "uint64") if all(_holds(np.dtype(t), n) for n in numbers))
-            other = "float64" if isinstance(number, float) else next(wider, None)
-            raise _lossy(name, number, dtype, other, objects.ndim > 1)
-    # For floats, None becomes NaN, which is stored as null.
-    return objects.astype(np.float64 if dtype.kind == "f" else dtype)
-
-
-def _holds(dtype: np.dtype, number: Any) -> bool:
-    """True if a type can hold a number of Python, floats rounded."""
-    if dtype.kind == "f":
-        try:
-            if number is not None:
-                math.isfinite(number)
-        except OverflowError:  # an integer of 309 digits
-            return False
-        return True
-    if not isinstance(number, (int, float, np.integer, np.floating, np.bool_)):
-        raise TypeError
-    if isinstance(number, (float, np.floating)):
-        number = float(number)
-        if not (abs(number) < _MAX_EXACT and number.is_integer()):
-            return False
-    if dtype.kind == "b":
-        return number in (0, 1)
-    return bool(np.iinfo(dtype).min <= int(number) <= np.iinfo(dtype).max)
-
-
-def _not_numbers(name: str, values: Any, dtype: np.dtype) -> ResultError:
-    return ResultError(
-        f"{shown(values)} as {name!r}, which is no array of numbers ({dtype})",
-        ": give a number for each image, or for each a vector, all of one length",
-    )
-
-
-def _is_text_or_bytes(type_: pa.DataType) -> bool:
-    return is_text(type_) or bool(pa.types.is_binary(type_))
-
-
 # Float types of torch and JAX that NumPy does not have, by the start of their names.
 _SMALL_FLOATS = ("torch.bfloat16", "torch.float8", "bfloat16", "float8")
 
-# From here on float64 does not represent all integers: NumPy converts lists of mixed numbers to it.
+# From here on float64 does not represent all integers.
 _MAX_EXACT = 2.0**53
 
 

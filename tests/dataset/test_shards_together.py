@@ -123,8 +123,6 @@ def test_frames_of_one_read_are_put_side_by_side_by_their_rows(read):
         sample = whole.loc[key]
         assert pd.isna(width) if sample.cls <= 2 else width == sample.width
     assert len(ddf[read(4, size=8).width > 100]) == (whole.width > 100).sum()
-    with pytest.raises(dii.ArgumentError, match="labels begin anew"):
-        ddf[read().partitions[:2].width > 100].compute()
 
 
 def test_no_partition_decodes_to_more_than_was_asked_for(read, photos):

@@ -13,8 +13,8 @@ from faulty_server import faulty_server
 from synthetic import write_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.index.build_index import index_bytes
 from dask_image_ingest.index.index_file import IndexTable
+from dask_image_ingest.index.write_index import index_bytes
 
 
 @pytest.fixture

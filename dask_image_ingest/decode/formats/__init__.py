@@ -3,11 +3,10 @@
 In: encoded bytes. Out: format, shape, orientation, and whether DALI can safely decode them.
 """
 
-from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.header import Header, is_valid, read_stored_header, too_large
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
-from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader, printable
+from dask_image_ingest.decode.formats.stored import SWAPPED, BadImage, StoredHeader, printable
 
 __all__ = [
     "SWAPPED",

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 from typing import Any, Final, NamedTuple
 
-from dask_image_ingest.decode.formats.exif import SWAPPED
 from dask_image_ingest.decode.formats.jpeg import is_valid_jpeg, read_jpeg_header
 from dask_image_ingest.decode.formats.pillow_image import read_header_with_pillow
 from dask_image_ingest.decode.formats.png_webp import (
@@ -31,7 +30,7 @@ from dask_image_ingest.decode.formats.png_webp import (
     read_png_header,
     read_webp_header,
 )
-from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader, looks_like
+from dask_image_ingest.decode.formats.stored import SWAPPED, BadImage, StoredHeader, looks_like
 from dask_image_ingest.decode.formats.tiff import read_tiff_header
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 

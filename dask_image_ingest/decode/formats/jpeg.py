@@ -9,8 +9,12 @@ from typing import Any, Final
 
 import numpy as np
 
-from dask_image_ingest.decode.formats.exif import EXIF_PREFIX, read_orientation
-from dask_image_ingest.decode.formats.stored import MAX_PARTS, StoredHeader
+from dask_image_ingest.decode.formats.stored import (
+    EXIF_PREFIX,
+    MAX_PARTS,
+    StoredHeader,
+    read_orientation,
+)
 from dask_image_ingest.storage import LazyBytes
 
 # Bytes read at once: in most photos, all before the pixels. Skipped segments are not read.

@@ -1,72 +1,21 @@
-"""Open images with Pillow, without the process-wide settings, warnings and messages of it."""
+"""Open images with Pillow, without its process-wide settings and warnings."""
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import functools
 import io
 import os
 import struct
-import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import IO, Any, Final
+from typing import IO, Final
 
-from PIL import Image, ImageFile, _imaging
+from PIL import Image, ImageFile
 
-from dask_image_ingest.decode.formats.exif import read_orientation
-from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader
+from dask_image_ingest.decode.formats.stored import BadImage, StoredHeader, read_orientation
 from dask_image_ingest.storage import LazyBytes, ReaderFile
-
-_MAX_MESSAGE = 300
-
-_Handler = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_void_p)
-
-_thread = threading.local()
-
-
-@contextlib.contextmanager
-def libtiff_messages() -> Iterator[list[str]]:
-    """Collect libtiff's messages in this thread; in others they go to stderr as before."""
-    _install()
-    outer = getattr(_thread, "messages", None)
-    _thread.messages = []
-    try:
-        yield _thread.messages
-    finally:
-        _thread.messages = outer
-
-
-@functools.cache
-def _install() -> None:
-    """Install the message handler in Pillow's libtiff, if it has one; once in a process."""
-    with contextlib.suppress(OSError, AttributeError):
-        library = ctypes.CDLL(_imaging.__file__)
-        for name in ("TIFFSetErrorHandler", "TIFFSetWarningHandler"):
-            set_handler = getattr(library, name)
-            set_handler.argtypes, set_handler.restype = [_Handler], ctypes.c_void_p
-            set_handler(_handler)
-
-
-def _handle(module: bytes | None, format: bytes, arguments: Any) -> None:
-    buffer = ctypes.create_string_buffer(_MAX_MESSAGE)
-    _libc.vsnprintf(buffer, ctypes.c_size_t(_MAX_MESSAGE), format, ctypes.c_void_p(arguments))
-    message = buffer.value.decode(errors="replace")
-    if module:
-        message = f"{module.decode(errors='replace')}: {message}"
-    messages = getattr(_thread, "messages", None)
-    if messages is None:
-        sys.stderr.write(f"{message}\n")
-    else:
-        messages.append(message)
-
-
-_libc = ctypes.CDLL(None)
-_handler = _Handler(_handle)
-
 
 _PLUGINS: Final = {
     "jp2": "JPEG2000",
@@ -127,8 +76,8 @@ def read_header_with_pillow(data: LazyBytes, format: str) -> StoredHeader:
 
 @contextmanager
 def pillow_errors() -> Iterator[None]:
-    """Turn exceptions of Pillow and messages of libtiff into `BadImage`; silence warnings."""
-    with _silence, libtiff_messages() as messages:
+    """Turn exceptions of Pillow into `BadImage`; silence warnings."""
+    with _silence:
         try:
             yield
         except BadImage:
@@ -141,7 +90,7 @@ def pillow_errors() -> Iterator[None]:
         except Exception as error:
             # Plugins raise all kinds: OSError, SyntaxError, ValueError, OverflowError, MemoryError,
             # zlib.error, ...
-            message = ": ".join([str(error) or type(error).__name__, *messages[:1]])
+            message = str(error) or type(error).__name__
             code = "truncated" if "truncated" in message.lower() else "corrupt"
             raise BadImage(code, message) from None
 

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from struct import Struct
 from typing import Any, Final
 
-from dask_image_ingest.decode.formats.exif import read_orientation
-from dask_image_ingest.decode.formats.stored import MAX_PARTS, StoredHeader
+from dask_image_ingest.decode.formats.stored import MAX_PARTS, StoredHeader, read_orientation
 from dask_image_ingest.storage import LazyBytes
 
 _HEADER_CHUNK: Final = Struct(">I4sIIBB").unpack

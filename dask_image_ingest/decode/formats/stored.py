@@ -1,10 +1,10 @@
-"""Results of reading a header: the stored shape, or why the image can't be decoded."""
+"""Results of reading a header: the stored shape, the EXIF orientation, or why it is no image."""
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
-from dask_image_ingest.storage import describe_bytes
+from dask_image_ingest.storage import LazyBytes, describe_bytes
 
 #: Most segments or chunks that are read from a file, so that a crafted one can't stall a worker.
 MAX_PARTS: Final = 1 << 16
@@ -69,3 +69,77 @@ def printable(text: str, limit: int = MAX_DETAIL) -> str:
 def looks_like(head: bytes) -> str:
     """Describe bytes that are not an image, and quote their beginning."""
     return f"looks like {describe_bytes(head)}: {printable(repr(head[:24]))[1:]}"
+
+
+# --- EXIF -----------------------------------------------------------------------------------------
+
+#: Orientations that swap height and width.
+SWAPPED: Final = frozenset({5, 6, 7, 8})
+
+#: Prefix of EXIF in a JPEG.
+EXIF_PREFIX: Final = b"Exif\0\0"
+
+_FIRST_LOOK: Final = 1024
+_ORDERS: Final[dict[bytes, Literal["little", "big"]]] = {b"II*\0": "little", b"MM\0*": "big"}
+# Tag 274 as stored, and its type and count: one unsigned short.
+_TAG: Final = {"little": b"\x12\x01", "big": b"\x01\x12"}
+_ONE_SHORT: Final = {"little": b"\x03\0\x01\0\0\0", "big": b"\0\x03\0\0\0\x01"}
+_ENTRY: Final = 12
+
+
+def read_orientation(data: LazyBytes, start: int, stop: int) -> tuple[int, bool]:
+    """Read the orientation from the EXIF block ``data[start:stop]``, which begins like a TIFF file.
+
+    Some writers put JPEG's prefix before it, in a JPEG too, which has one already. As in Pillow, it
+    is skipped however often it is there.
+
+    Returns
+    -------
+    orientation : int
+        1 to 8; 1 if it is missing or invalid.
+    unambiguous : bool
+        True if every EXIF reader returns this value. If not, DALI, which has its own reader, must
+        not decode the image.
+    """
+    block = bytes(data[start : min(stop, start + _FIRST_LOOK)])
+    prefixes = 0
+    while block.startswith(EXIF_PREFIX, prefixes):
+        prefixes += len(EXIF_PREFIX)
+    start, block = start + prefixes, block[prefixes:]
+    order = _ORDERS.get(block[:4])
+    if order is None:
+        return 1, False
+    first, last = _directory(block, order)
+    if last > len(block) and start + len(block) < stop:
+        block = bytes(data[start:stop])
+        first, last = _directory(block, order)
+    # DALI does not recognize EXIF after a prefix.
+    orientation, unambiguous = 1, not prefixes and last <= len(block)
+    entries = _entries(block, _TAG[order], first, min(last, len(block)))
+    for at in entries:
+        value = int.from_bytes(block[at + 8 : at + 10], order)
+        one_short = block[at + 2 : at + 8] == _ONE_SHORT[order]
+        unambiguous = unambiguous and len(entries) == 1 and one_short
+        orientation = value if 1 <= value <= 8 else 1
+        if not unambiguous:
+            break
+    return orientation, unambiguous
+
+
+def _directory(block: bytes, order: Literal["little", "big"]) -> tuple[int, int]:
+    """Start and end of the entries of the first directory; the end may lie beyond the block."""
+    start = int.from_bytes(block[4:8], order)
+    entries = int.from_bytes(block[start : start + 2], order)
+    return start + 2, start + 2 + _ENTRY * entries
+
+
+def _entries(block: bytes, tag: bytes, first: int, last: int) -> list[int]:
+    """Positions of the whole entries of a tag."""
+    positions = []
+    at = block.find(tag, first, last)
+    while at >= 0:
+        # Elsewhere the two bytes are part of a value.
+        if (at - first) % _ENTRY == 0 and at + _ENTRY <= last:
+            positions.append(at)
+        at = block.find(tag, at + 1, last)
+    return positions
