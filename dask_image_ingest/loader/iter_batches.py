@@ -70,13 +70,6 @@ _LEAST_HELD = 2
 Item = TypeVar("Item")
 
 
-class Shares(NamedTuple):
-    """Shares of several frames in a step, and whether those with rows left go on without others."""
-
-    values: np.ndarray
-    longest: bool
-
-
 @dataclass(frozen=True)
 class Schedule:
     """The rows of an epoch and their order: arguments of ``iter_batches``.
@@ -95,8 +88,10 @@ class Schedule:
         Rows that are drawn by a column.
     buckets : int64 array, shape (buckets, 2), or None
         Heights and widths.
-    shares : Shares or None
-        Shares of several frames.
+    shares : float64 array, shape (frames,), or None
+        Shares of several frames in a step.
+    longest : bool
+        Whether frames with rows left go on without others.
     """
 
     shuffle: int | None = None
@@ -105,7 +100,8 @@ class Schedule:
     repeat: bool = False
     sampling: Sampling | None = None
     buckets: np.ndarray | None = None
-    shares: Shares | None = None
+    shares: np.ndarray | None = None
+    longest: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -120,6 +116,7 @@ class Schedule:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
+        check_flag("longest", self.longest)
         if self.repeat and self.steps is not None:
             raise ArgumentError(
                 "repeat=True never ends, and steps= ends an epoch: pass one of them"
@@ -306,8 +303,8 @@ class Batches:
             readers = READERS if schedule.shuffle is None else self._readers(number)
             streams.append(Stream(counts, schedule.shuffle, readers, weights, number))
         if schedule.shares is not None:
-            shares, longest = schedule.shares
-            return mixed_epoch(streams, size, shares, schedule.shuffle or 0, self._epoch, longest)
+            seed = schedule.shuffle or 0
+            return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
         (stream,) = streams
         if schedule.repeat:
             return Epoch(streams, [0], size, None if stream.length else 0)
