@@ -67,6 +67,9 @@ _AHEAD = 4
 _HELD_BYTES = 1 << 30
 _LEAST_HELD = 2
 
+# Rows of an epoch that never ends.
+_FOREVER = 2**62
+
 Item = TypeVar("Item")
 
 
@@ -206,7 +209,7 @@ class Batches:
         TypeError
             If the epoch never ends.
         """
-        if self._plan.length is None:
+        if self._schedule.repeat:
             raise TypeError("an epoch with repeat=True never ends: it has no length")
         return self._plan.count(self._drop_last)
 
@@ -222,7 +225,7 @@ class Batches:
         return self._position_at(self._next_row)
 
     def _position_at(self, row: int) -> Position:
-        rows = self._plan.length
+        rows = None if self._schedule.repeat else self._plan.length
         return Position(self._epoch, row, self._schedule.shuffle, rows, self._digest)
 
     @functools.cached_property
@@ -273,8 +276,6 @@ class Batches:
     def _is_end(self, row: int) -> bool:
         """True if no step of a plan begins at ``row``."""
         plan = self._plan
-        if plan.length is None:
-            return False
         is_short = self._drop_last and plan.after(row, 1) - row < plan.size
         return row >= plan.length or is_short
 
@@ -307,7 +308,7 @@ class Batches:
             return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
         (stream,) = streams
         if schedule.repeat:
-            return Epoch(streams, [0], size, None if stream.length else 0)
+            return Epoch(streams, [0], size, _FOREVER if stream.length else 0)
         if length is None or not stream.length:
             length = stream.length
         begin = self._epoch * length
