@@ -14,7 +14,7 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
-from dask_image_ingest.frames.arrow_types import is_list, is_text, tensor_type
+from dask_image_ingest.frames.arrow_types import is_list, is_text, regular, row_values, tensor_type
 from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -33,7 +33,6 @@ from dask_image_ingest.frames.nested_dtype import (
 )
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
-from dask_image_ingest.frames.row_values import regular, row_values
 
 
 def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
