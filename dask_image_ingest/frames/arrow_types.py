@@ -35,13 +35,7 @@ _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
 
 
 def parse_type(type_: Any) -> pa.DataType:
-    """Arrow type for an Arrow type, a name, or a type of Python or NumPy.
-
-    Raises
-    ------
-    TypeError, ValueError, LookupError, pyarrow.ArrowException
-        If it is not a type.
-    """
+    """Arrow type for an Arrow type, a name, or a type of Python or NumPy."""
     if isinstance(type_, pa.DataType):
         return type_
     if isinstance(type_, str):
@@ -255,11 +249,6 @@ def row_values(column: pa.Array) -> list[Any]:
     if they have one length, else lists of arrays. Structs are dicts of such values. Anything else
     is a Python value. An empty list is an array of shape (0,), or (0, 0) if it is one of lists;
     (0, d) if these have a fixed length by their type.
-
-    Raises
-    ------
-    NullsError
-        For lists of integers or booleans with nulls.
     """
     if is_any_list(column.type):
         return _list_rows(column)

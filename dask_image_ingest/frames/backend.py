@@ -112,13 +112,7 @@ class Backend(Protocol):
         """True for the dtypes of lists, structs and Python objects, for `rows`."""
 
     def rows(self, series: Any) -> list[Any]:
-        """Each row of such a column: arrays, lists, dicts, as `row_values`; None for null.
-
-        Raises
-        ------
-        NullsError
-            For lists of integers or booleans with nulls.
-        """
+        """Each row of such a column: arrays, lists, dicts, as `row_values`; None for null."""
 
     def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:
         """Stack images of one shape to float32 (n, channels, height, width): value * scale + shift.
@@ -158,13 +152,7 @@ def choose_backend(name: str | None = None) -> BackendName:
 
 @functools.cache
 def get_backend(name: BackendName) -> Backend:
-    """Backend by name; imports its library.
-
-    Raises
-    ------
-    MissingDependencyError
-        If the library is not installed.
-    """
+    """Backend by name; imports its library."""
     if name == "pandas":
         from dask_image_ingest.frames.pandas_backend import PandasBackend
 

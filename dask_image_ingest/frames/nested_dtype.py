@@ -520,11 +520,6 @@ def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType
     """Convert an Arrow column of tensors or lists to tensors.
 
     Lists are nested as the shape, or flat.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If a row has another number of values, or nulls among them.
     """
     if array.type == type_:
         return array
@@ -572,12 +567,7 @@ def _flat(storage: pa.FixedSizeListArray) -> np.ndarray:
 
 
 def _row(value: Any, dtype: TensorDtype) -> np.ndarray:
-    """A user's value as an array of the dtype's shape.
-
-    Raises
-    ------
-    OperandError
-    """
+    """A user's value as an array of the dtype's shape."""
     array = np.asarray(value)
     if array.dtype == object:  # of pandas: nested lists of parquet are arrays of arrays
         array = np.array(_as_lists(value), None)
