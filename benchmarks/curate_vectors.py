@@ -15,7 +15,7 @@ import time
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from dask_image_ingest.curate.embeddings.semantic import nearest_kept
+from dask_image_ingest.curate.semantic import nearest_kept
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:

@@ -10,24 +10,14 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
 import dask
 from distributed import Client
 
-from dask_image_ingest.cli.curation import duplicates, quality
-from dask_image_ingest.cli.export import KEEP_HELP, add_export
-from dask_image_ingest.cli.verbs import (
-    BAD_DATA,
-    INTERRUPTED,
-    WRONG_ARGUMENTS,
-    check,
-    describe,
-    gallery,
-    head,
-    index,
-)
+from dask_image_ingest.cli import verbs
+from dask_image_ingest.cli.verbs import BAD_DATA, INTERRUPTED, WRONG_ARGUMENTS
 from dask_image_ingest.computing import progress
 from dask_image_ingest.decode import Mode
 from dask_image_ingest.environment import versions
@@ -40,51 +30,51 @@ from dask_image_ingest.errors import (
 from dask_image_ingest.export import RefusedRowsError
 from dask_image_ingest.url_secrets import without_secrets
 
+#: Its name, and the arguments of `add_argument`.
+Option = tuple[str, dict[str, Any]]
+
+
+def _option(name: str, metavar: str | None, text: str, **settings: Any) -> Option:
+    return name, {"metavar": metavar, "help": text, **settings}
+
+
+def _flag(name: str, text: str) -> Option:
+    return name, {"action": "store_true", "help": text}
+
+
+_DECODE = _flag("--decode", "decode every image, and count those that fail")
+_COLUMNS = _option(
+    "--read-sidecar",
+    None,
+    "columns of the parquet file beside each shard, as img2dataset and export write it: "
+    "auto, if there is one (default); parquet, an error if there is none; none",
+    choices=["auto", "parquet", "none"],
+    default="auto",
+)
+_IMAGE = (
+    _option(
+        "--image",
+        "EXTENSIONS",
+        "inspect only this member of each sample: 'seg.png', or several in order of "
+        "preference, 'jpg;png' (default: the image that a read takes, and all further images)",
+    ),
+    _option(
+        "--mode",
+        None,
+        "the mode to decode this image in: labels, for masks (default RGB)",
+        choices=get_args(Mode),
+        default="RGB",
+    ),
+)
+_PAGE = _option("--html", "FILE", "write an HTML report, too")
+_KEEP = (
+    "best (default), largest, first, or a column, such as quality.sharpness, to keep the row with "
+    "its largest value"
+)
+
 
 def make_parser() -> argparse.ArgumentParser:
     """Build the parser; it stores the function of the chosen verb in ``verb``."""
-    common = argparse.ArgumentParser(add_help=False)
-    common.add_argument(
-        "paths",
-        nargs="+",
-        metavar="PATHS",
-        help="shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; "
-        "for all verbs but index also image files, or parquet files with a column 'image'",
-    )
-    common.add_argument(
-        "--storage-options",
-        action=_StorageOptions,
-        metavar="KEY=VALUE",
-        help="for the filesystem of remote shards: anon=true, or JSON, '{\"anon\": true}'; "
-        "may be given several times",
-    )
-    common.add_argument("--json", action="store_true", help="print JSON, for machines")
-    common.add_argument(
-        "--scheduler",
-        metavar="ADDRESS",
-        help="run on this Dask cluster, not on the threads of this process",
-    )
-    columns = argparse.ArgumentParser(add_help=False)
-    columns.add_argument(
-        "--read-sidecar",
-        choices=["auto", "parquet", "none"],
-        default="auto",
-        help="columns of the parquet file beside each shard, as img2dataset and export write it: "
-        "auto, if there is one (default); parquet, an error if there is none; none",
-    )
-    image = argparse.ArgumentParser(add_help=False)
-    image.add_argument(
-        "--image",
-        metavar="EXTENSIONS",
-        help="inspect only this member of each sample: 'seg.png', or several in order of "
-        "preference, 'jpg;png' (default: the image that a read takes, and all further images)",
-    )
-    image.add_argument(
-        "--mode",
-        choices=get_args(Mode),
-        default="RGB",
-        help="the mode to decode this image in: labels, for masks (default RGB)",
-    )
     parser = argparse.ArgumentParser(
         prog="dask-image-ingest",
         description="Inspect, curate and export WebDataset image shards.",
@@ -92,124 +82,179 @@ def make_parser() -> argparse.ArgumentParser:
     )
     version = f"%(prog)s {versions()['dask-image-ingest']}"
     parser.add_argument("--version", action="version", version=version)
-    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    added = parser.add_subparsers(required=True, metavar="VERB")
+    common = (
+        _option(
+            "paths",
+            "PATHS",
+            "shards: files, folders, globs, braces such as 'train-{000..099}.tar', URLs; "
+            "for all verbs but index also image files, or parquet files with a column 'image'",
+            nargs="+",
+        ),
+        _option(
+            "--storage-options",
+            "KEY=VALUE",
+            "for the filesystem of remote shards: anon=true, or JSON, '{\"anon\": true}'; "
+            "may be given several times",
+            action=_StorageOptions,
+        ),
+        _flag("--json", "print JSON, for machines"),
+        _option(
+            "--scheduler", "ADDRESS", "run on this Dask cluster, not on the threads of this process"
+        ),
+    )
 
-    def add_verb(
-        name: str, description: str, parents: list[argparse.ArgumentParser], example: str
-    ) -> argparse.ArgumentParser:
-        return verbs.add_parser(
+    def add(verb: Callable[..., Any], description: str, example: str, *options: Option) -> None:
+        name = verb.__name__
+        one = added.add_parser(
             name,
-            parents=parents,
             help=description,
             description=description,
             epilog=f"Example: dask-image-ingest {name} {example}",
         )
+        for option, settings in (*common, *options):
+            one.add_argument(option, **settings)
+        one.set_defaults(verb=verb)
 
-    description = "totals, formats, sizes, and a line per shard, from headers alone"
-    describing = add_verb("describe", description, [common, image], "photos/ --decode")
-    describing.add_argument(
-        "--decode", action="store_true", help="decode every image, and count those that fail"
+    add(
+        verbs.describe,
+        "totals, formats, sizes, and a line per shard, from headers alone",
+        "photos/ --decode",
+        *_IMAGE,
+        _DECODE,
     )
-    describing.set_defaults(verb=describe)
-
-    description = "the first samples, without their pixels"
-    heading = add_verb("head", description, [common, columns], "train-000.tar -n 3")
-    heading.add_argument("-n", type=_positive, default=5, metavar="N", help="how many (default 5)")
-    heading.set_defaults(verb=head)
-
-    description = (
-        "a health report: decodes every image, and lists what is bad, damaged or ambiguous"
+    add(
+        verbs.head,
+        "the first samples, without their pixels",
+        "train-000.tar -n 3",
+        _COLUMNS,
+        _option("-n", "N", "how many (default 5)", type=_positive, default=5),
     )
-    checking = add_verb("check", description, [common, image], "photos/")
-    checking.set_defaults(verb=check)
-
-    description = "a page of thumbnails and histograms, which needs no other file"
-    showing = add_verb("gallery", description, [common, columns], "photos/ -o photos.html -n 50")
-    showing.add_argument(
-        "-o",
-        dest="output",
-        default="gallery.html",
-        metavar="FILE",
-        help="the page (default gallery.html)",
+    add(
+        verbs.check,
+        "a health report: decodes every image, and lists what is bad, damaged or ambiguous",
+        "photos/",
+        *_IMAGE,
     )
-    showing.add_argument(
-        "-n",
-        type=_positive,
-        default=200,
-        metavar="N",
-        help="how many images, spread over all rows (default 200)",
+    add(
+        verbs.gallery,
+        "a page of thumbnails and histograms, which needs no other file",
+        "photos/ -o photos.html -n 50",
+        _COLUMNS,
+        _option(
+            "-o", "FILE", "the page (default gallery.html)", dest="output", default="gallery.html"
+        ),
+        _option(
+            "-n",
+            "N",
+            "how many images, spread over all rows (default 200)",
+            type=_positive,
+            default=200,
+        ),
+        _option(
+            "--columns", None, "columns to show below an image: __key__,txt", default="__key__"
+        ),
+        _option("--mask", "EXTENSION", "draw the labels of this member over the images: seg.png"),
+        _DECODE,
     )
-    showing.add_argument(
-        "--columns", default="__key__", help="columns to show below an image: __key__,txt"
+    add(
+        verbs.index,
+        "an index beside each shard: metadata of its samples, so that queries open no tar",
+        "photos/ -o indexes",
+        _option("-o", "FOLDER", "write there, if the shards are read-only", dest="output"),
+        _flag("--combined", "one file for all shards of a folder, for thousands of shards"),
+        _flag("--overwrite", "rewrite indexes that are up to date"),
     )
-    showing.add_argument(
-        "--mask",
-        metavar="EXTENSION",
-        help="draw the labels of this member over the images: seg.png",
+    add(
+        verbs.quality,
+        "how many images are dark, blurred, empty, odd: decodes every image",
+        "photos/ --html quality.html",
+        _PAGE,
     )
-    showing.add_argument(
-        "--decode", action="store_true", help="decode every image, and count those that fail"
+    add(
+        verbs.duplicates,
+        "groups of duplicate images, and which image of each to keep",
+        "photos/ --by pixels",
+        _PAGE,
+        _option(
+            "--by",
+            None,
+            "what is compared: bytes decodes nothing, pdq finds near images (default)",
+            choices=["bytes", "pixels", "pdq"],
+            default="pdq",
+        ),
+        _option(
+            "--distance",
+            "BITS",
+            "bits of 256 that near images may differ in, 0 to 64 (default 24)",
+            type=int,
+            default=24,
+        ),
+        _option(
+            "--variants",
+            "mirrored,rotated90",
+            "find images that are mirrored or turned, too",
+            default="",
+        ),
+        _option("--keep", "WHICH", _KEEP, default="best"),
+        _option(
+            "--against",
+            "FOLDER",
+            "hashes of images kept before, stored by curate.write_hashes(): those come first",
+        ),
+        _option(
+            "--memory",
+            "SIZE",
+            "the most memory of the search, beside the hashes (default 4 GiB)",
+            default="4 GiB",
+        ),
     )
-    showing.set_defaults(verb=gallery)
-
-    description = "an index beside each shard: metadata of its samples, so that queries open no tar"
-    indexing = add_verb("index", description, [common], "photos/ -o indexes")
-    indexing.add_argument(
-        "-o", dest="output", metavar="FOLDER", help="write there, if the shards are read-only"
+    add(
+        verbs.export,
+        "write the samples that meet a condition to new shards, with their bytes unchanged",
+        "'in/*.tar' -o 'out/{shard:06d}.tar' --where \"width >= 512\"",
+        _COLUMNS,
+        _option(
+            "-o",
+            "TEMPLATE",
+            "required: the names of the new shards, 'out/{shard:06d}.tar', a path or a URL",
+            dest="output",
+            required=True,
+        ),
+        _option(
+            "--where",
+            "CONDITION",
+            'rows to keep: "width >= 512 and json.similarity > 0.3"; also by quality, which '
+            'decodes images: "quality.blur > 0.3"',
+        ),
+        _option(
+            "--json-field",
+            "NAME=TYPE",
+            "a field of the json member as a typed column: similarity=float32. Without it, a "
+            "field in --where has the type of the value that it is compared with: float64, string "
+            "or bool",
+            action="append",
+            default=[],
+        ),
+        _option("--samples-per-shard", "N", "(default 10,000)", type=int),
+        _option("--bytes-per-shard", "SIZE", "'1GB': maximum size of a shard, with headers"),
+        _option("--shuffle", "SEED", "shuffle samples across all shards", type=int),
+        _option("--members", "jpg,txt", "only these members (default: all)"),
+        _flag("--no-sidecar", "no parquet files beside the shards"),
+        _flag("--index", ".idx files beside the shards, for DALI's reader"),
+        _flag("--drop-bad-images", "decode every image, and leave out bad ones"),
+        _option(
+            "--drop-duplicates",
+            None,
+            "write each image once: bytes compares files, pixels decoded images, pdq "
+            "perceptual hashes",
+            choices=["bytes", "pixels", "pdq"],
+        ),
+        _option("--keep", "WHICH", f"which duplicate to write: {_KEEP}", default="best"),
+        _flag("--strict", "write nothing if a row would be left out"),
+        _flag("--resume", "continue an interrupted export"),
+        _flag("--overwrite", "first remove what an earlier export wrote there"),
     )
-    indexing.add_argument(
-        "--combined",
-        action="store_true",
-        help="one file for all shards of a folder, for thousands of shards",
-    )
-    indexing.add_argument(
-        "--overwrite", action="store_true", help="rewrite indexes that are up to date"
-    )
-    indexing.set_defaults(verb=index)
-
-    page = argparse.ArgumentParser(add_help=False)
-    page.add_argument("--html", metavar="FILE", help="write an HTML report, too")
-
-    description = "how many images are dark, blurred, empty, odd: decodes every image"
-    assessing = add_verb("quality", description, [common, page], "photos/ --html quality.html")
-    assessing.set_defaults(verb=quality)
-
-    description = "groups of duplicate images, and which image of each to keep"
-    comparing = add_verb("duplicates", description, [common, page], "photos/ --by pixels")
-    comparing.add_argument(
-        "--by",
-        choices=["bytes", "pixels", "pdq"],
-        default="pdq",
-        help="what is compared: bytes decodes nothing, pdq finds near images (default)",
-    )
-    comparing.add_argument(
-        "--distance",
-        type=int,
-        default=24,
-        metavar="BITS",
-        help="bits of 256 that near images may differ in, 0 to 64 (default 24)",
-    )
-    comparing.add_argument(
-        "--variants",
-        default="",
-        metavar="mirrored,rotated90",
-        help="find images that are mirrored or turned, too",
-    )
-    comparing.add_argument("--keep", default="best", metavar="WHICH", help=KEEP_HELP)
-    comparing.add_argument(
-        "--against",
-        metavar="FOLDER",
-        help="hashes of images kept before, stored by curate.write_hashes(): those come first",
-    )
-    comparing.add_argument(
-        "--memory",
-        default="4 GiB",
-        metavar="SIZE",
-        help="the most memory of the search, beside the hashes (default 4 GiB)",
-    )
-    comparing.set_defaults(verb=duplicates)
-
-    add_export(verbs, [common, columns])
     return parser
 
 

@@ -11,7 +11,7 @@ import io
 import keyword
 import operator
 import tokenize
-from collections.abc import Container, Iterable
+from collections.abc import Container
 from typing import Any
 
 from dask_image_ingest.arguments import shown
@@ -40,19 +40,11 @@ _KINDS: dict[type, str] = {bool: "bool", str: "string"}
 # float64 represents every integer below this.
 _FIRST_INEXACT = 2**53
 
-_INTEGERS = (("int64", -(2**63), 2**63 - 1), ("uint64", 0, 2**64 - 1))
-
 _EXAMPLE = "for example \"width >= 512 and json.similarity > 0.3 and format in ['jpeg', 'png']\""
 
 
 def parse_where(text: str) -> predicates.Predicate:
-    """Parse a condition.
-
-    Raises
-    ------
-    ArgumentError
-        For anything but comparisons of a column with a constant, and their combinations.
-    """
+    """Parse a condition."""
     try:
         tree = ast.parse(_without_keywords(text.strip()), mode="eval")
         return _predicate(tree.body, text)
@@ -68,48 +60,31 @@ def json_fields_of(
     """Infer the types of the JSON fields in a predicate from the values they are compared with.
 
     Fields in ``typed`` are left out: they have a type.
-
-    Raises
-    ------
-    ArgumentError
-        If the values do not determine a type.
     """
-    compared: dict[str, list[predicates.Term]] = {}
-    for each in predicates.terms_of(predicate):
-        field = each.column.removeprefix("json.")
-        if field != each.column and field not in typed:
-            compared.setdefault(field, []).append(each)
-    return {field: _type_of(field, terms) for field, terms in compared.items()}
+    compared: dict[str, list[Any]] = {}
+    for term in predicates.terms_of(predicate):
+        field = term.column.removeprefix("json.")
+        if field != term.column and field not in typed:
+            compared.setdefault(field, []).extend(term.value if term.op == "in" else [term.value])
+    return {field: _type_of(field, values) for field, values in compared.items()}
 
 
-def _type_of(field: str, compared: list[predicates.Term]) -> str:
-    """Infer the type of a field from its comparisons."""
-    values = [v for each in compared for v in _values(each)]
+def _type_of(field: str, values: list[Any]) -> str:
+    """Infer the type of a field from the values that it is compared with."""
     kinds = {_KINDS.get(type(value), "float64") for value in values}
     if len(kinds) > 1:
         raise ArgumentError(
             f"--where compares json.{field} with {shown(values[0])} and with values of other "
             f"types: say which it has, --json-field {field}=string"
         )
-    whole = [value for value in values if isinstance(value, int)]
-    large = [value for value in whole if abs(value) >= _FIRST_INEXACT]
-    if not large:
-        return kinds.pop()
-    types = [name for name, least, most in _INTEGERS if least <= min(whole) and max(whole) <= most]
-    # An integer type is safe if the field must equal integers: values that it turns to null would
-    # not have been equal.
-    equal = all(each.op in ("==", "in") and not each.negated for each in compared)
-    if types and equal and len(whole) == len(values):
-        return types[0]
-    advice = f"say --json-field {field}={types[0]}" if types else "compare with a float"
-    raise ArgumentError(
-        f"--where compares json.{field} with {shown(large[0])}, and numbers are read as float64, "
-        f"which does not tell that one from its neighbours: {advice}"
-    )
-
-
-def _values(each: predicates.Term) -> Iterable[Any]:
-    return each.value if each.op == "in" else (each.value,)
+    large = [v for v in values if isinstance(v, int) and abs(v) >= _FIRST_INEXACT]
+    if large:
+        raise ArgumentError(
+            f"--where compares json.{field} with {shown(large[0])}, and numbers are read as "
+            "float64, which does not tell that one from its neighbours: say "
+            f"--json-field {field}=int64, or compare with a float"
+        )
+    return kinds.pop()
 
 
 def _without_keywords(text: str) -> str:

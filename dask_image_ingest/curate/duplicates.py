@@ -17,11 +17,6 @@ from dask_image_ingest.arguments import (
     shown,
     whole_number,
 )
-from dask_image_ingest.curate.embeddings.semantic import (
-    check_threshold,
-    nearest_of,
-    rank_vectors,
-)
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
 from dask_image_ingest.curate.hamming import (
     Nearest,
@@ -37,10 +32,13 @@ from dask_image_ingest.curate.ranking import (
     columns_to_join,
     group_columns,
     join_columns,
-    parse_keep,
     rank_rows,
     resolve_identity,
-    with_rankable_columns,
+)
+from dask_image_ingest.curate.semantic import (
+    check_threshold,
+    nearest_of,
+    rank_vectors,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -90,10 +88,10 @@ def find_duplicates(
         For ``"pdq"``: how a near image may also be mirrored or turned, by the names in
         :func:`compute_fingerprints`: ``["mirrored"]``, ``["mirrored", "rotated90"]``.
     keep
-        Which image of a group to keep: the ``"best"``, which shows the most of the picture (see the
-        notes); the ``"largest"`` by height × width; the ``"first"``; or the one with the largest
-        value in a column of this name, such as ``"quality.sharpness"``, which is computed if it is
-        a missing signal of :func:`measure_quality`. Remaining ties go by key, URL and offset.
+        Which image of a group to keep: the ``"best"`` (see the notes); the ``"largest"`` by height
+        × width; the ``"first"``; or the one with the largest value in a column of this name, such
+        as ``"quality.sharpness"``, which is computed if it is a missing signal of
+        :func:`measure_quality`. Remaining ties go by key, URL and offset.
     identity
         A column of unique values that identifies rows, for frames without ``__url__`` and
         ``__key__``.
@@ -142,14 +140,13 @@ def find_duplicates(
     connected by near pairs are then compared with each other. Rows that have no fingerprint are
     kept; a warning in the log counts them.
 
-    The ``"best"`` image has the largest (height × width)^0.575 × max(d, 0.3), of the stored size,
-    with d = ``quality.detail`` × bits a pixel^0.05, of at most 8 bits. So the larger of two copies
-    stays, unless it was only enlarged; of equal sizes the one that lost least in encoding.
-    Sharpening and noise count as detail. Smooth pictures, drawings and pages of text have d below
-    0.3: there the larger stays even if it was enlarged, with ties to PNG, BMP and PNM, then to the
-    most encoded bytes. ``quality.detail`` is computed in the decode of the
-    fingerprints. For ``"bytes"`` and ``"pixels"``, and in frames without images and this column,
-    the best is the largest, with the same ties.
+    The ``"best"`` image is the larger that was not enlarged; of one size, colour before grey, RGB
+    before CMYK, PNG before JPEG; then the one with more encoded bytes. An image counts as enlarged,
+    and so as a tenth of its area, if ``quality.fine_detail`` is below 0.12, and as grey if
+    ``quality.grayscale`` is above 0.96; both are computed in the decode of the fingerprints. For
+    ``"bytes"`` and ``"pixels"``, and in frames without images, only signals that the frame has are
+    asked. Noise, text over a picture and a higher quality of encoding are more bytes: pass
+    ``"first"`` or a column where you know which one is the original.
 
     Drop bad images before, not after: one of them may be the row that is kept.
 
@@ -168,14 +165,14 @@ def find_duplicates(
     nbytes = _check_memory(memory)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     id_columns = resolve_identity(frame, identity)
-    rankable = with_rankable_columns(frame, keep, by)
-    rank_by = parse_keep(keep, rankable)
     before = None
     if against is not None:
         before = _rows_before(against, by, identity, "against", storage_options)
-    ranked = rank_rows(rankable, by, variants, rank_by, id_columns)
+    ranked = rank_rows(frame, by, variants, keep, id_columns)
     if before is None:
-        keeper, bits = _keepers(ranked, distance, nbytes)
+        keeper, bits = nearest_kept(
+            ranked.hashes, distance, memory=nbytes, is_exact=ranked.is_exact, overwrite_hashes=True
+        )
     else:
         ranked, keeper, bits = _keepers_against(ranked, before, distance, nbytes)
     columns, grouped = group_columns(ranked, keeper, "duplicate")
@@ -278,7 +275,7 @@ def find_overlaps(
     variants = _check(by, distance, variants)
     nbytes = _check_memory(memory)
     others = _rows_before(test, by, identity, "test", storage_options)
-    ranked = rank_rows(train, by, variants, (), id_columns)
+    ranked = rank_rows(train, by, variants, "first", id_columns)
     match, bits = _matches(ranked, others, distance, nbytes)
     columns = {"overlap.distance": pa.array(bits.astype(np.int32))}
     return _join_overlaps(train, id_columns, ranked, others.keys, match, columns)
@@ -296,8 +293,10 @@ def _overlaps_of_vectors(
     if column not in test.columns:
         raise ArgumentError(f"by={column!r}: test= has no such column; pass one of both frames")
     check_threshold(threshold)
-    others, other_vectors = rank_vectors(test, column, (), resolve_identity(test, identity, "test"))
-    ranked, vectors = rank_vectors(train, column, (), id_columns)
+    others, other_vectors = rank_vectors(
+        test, column, "first", resolve_identity(test, identity, "test")
+    )
+    ranked, vectors = rank_vectors(train, column, "first", id_columns)
     if len(vectors) and len(other_vectors) and vectors.shape[1] != other_vectors.shape[1]:
         raise ArgumentError(
             f"by={column!r}: vectors of train= have {vectors.shape[1]} numbers, those of test= "
@@ -355,34 +354,22 @@ def _rows_before(
     if isinstance(rows, (str, PathLike)):
         return read_hashes(rows, by, argument, storage_options)
     check_frame(rows._meta if isinstance(rows, FrameBase) else rows, argument)
-    return rank_rows(rows, by, (), (), resolve_identity(rows, identity, argument))
-
-
-def _keepers(ranked: Ranked, distance: int, memory: int, gone: np.ndarray | None = None) -> Nearest:
-    """The row that is kept instead of each row (-1: it is kept), and their distance in bits.
-
-    Rows that are ``gone``, bool (n,), are not kept. Overwrites the hashes.
-    """
-    return nearest_kept(
-        ranked.hashes, distance, gone, memory, is_exact=ranked.is_exact, overwrite_hashes=True
-    )
+    return rank_rows(rows, by, (), "first", resolve_identity(rows, identity, argument))
 
 
 def _keepers_against(
     ranked: Ranked, before: Ranked | StoredHashes, distance: int, memory: int
 ) -> tuple[Ranked, np.ndarray, np.ndarray]:
-    """`_keepers` if the rows ``before`` come first, and none of them goes.
+    """`nearest_kept` if the rows ``before`` come first, and none of them goes.
 
-    Returns
-    -------
-    ranked : Ranked
-        The rows before that are near any, by their keys alone, then the new ones.
-    keeper, bits : array
-        Of all these.
+    Returns the rows before that are near any, by their keys alone, then the new ones; the keeper of
+    all these, and the bits. Overwrites the hashes.
     """
     match, match_bits = _matches(ranked, before, distance, memory)
     found = match >= 0
-    keeper, bits = _keepers(ranked, distance, memory, found)
+    keeper, bits = nearest_kept(
+        ranked.hashes, distance, found, memory, is_exact=ranked.is_exact, overwrite_hashes=True
+    )
     taken = np.unique(match[found])
     # Ties go to the rows before.
     nearer = found & ((keeper < 0) | (match_bits <= bits))
@@ -402,9 +389,9 @@ def _matches(ranked: Ranked, others: Ranked | StoredHashes, distance: int, memor
     """The nearest of ``others`` for each row (-1: none), and their distance in bits."""
     match = np.full(len(ranked.ids), -1, np.int64)
     bits = np.zeros(len(match), np.int64)
-    for (rows, is_exact), (other_rows, _) in zip(
-        _by_comparison(ranked), _by_comparison(others), strict=True
-    ):
+    for is_exact in (True, False):
+        rows = np.flatnonzero(ranked.is_exact == is_exact)
+        other_rows = np.flatnonzero(others.is_exact == is_exact)
         if not len(other_rows) or not len(rows):
             continue
         hashes, other_hashes = ranked.hashes[rows], others.hashes[:, 0]
@@ -416,11 +403,6 @@ def _matches(ranked: Ranked, others: Ranked | StoredHashes, distance: int, memor
             first, bits[rows] = nearest(hashes, other_hashes, distance, memory)
         match[rows] = np.where(first < 0, -1, other_rows[first])
     return match, bits
-
-
-def _by_comparison(ranked: Ranked | StoredHashes) -> list[tuple[np.ndarray, bool]]:
-    """Rows compared for equality, with True; rows compared by Hamming distance, with False."""
-    return [(np.flatnonzero(ranked.is_exact), True), (np.flatnonzero(~ranked.is_exact), False)]
 
 
 def _equal(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:

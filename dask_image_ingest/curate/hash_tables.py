@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -136,40 +137,19 @@ def _missed_by_blocks(bits: int, blocks: int) -> np.ndarray:
 @functools.cache
 def _tables_needed(bits: int, distance: int, share: float) -> int | None:
     """The fewest tables that miss at most this share at the distance; None: too many."""
-    low, high = 0, 1
-    while missed(bits, high, distance) > share:
-        low, high = high, 2 * high
-        if high > _MAX_TABLES:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if missed(bits, middle, distance) > share:
-            low = middle
-        else:
-            high = middle
-    return high
+    numbers = range(1, _MAX_TABLES + 1)
+    tables = bisect_left(numbers, True, key=lambda n: missed(bits, n, distance) <= share) + 1
+    return tables if tables <= _MAX_TABLES else None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Tables to search rows by; none if all rows are to be compared with all.
+class TablePlan:
+    """Tables to search rows by; none if all rows are compared with all."""
 
-    Parameters
-    ----------
-    bits
-        Bits that a table samples.
-    tables
-        How many.
-    crowd
-        The rows of the largest group that is compared.
-    level
-        How often the rows were among too many; it chooses the bits.
-    """
-
-    bits: int
+    bits: int  # that a table samples
     tables: int
-    crowd: int
-    level: int = 0
+    crowd: int  # rows of the largest group that is compared
+    level: int = 0  # how often the rows were among too many; it chooses the bits
 
     def key(self, table: int) -> tuple[int, np.uint64, np.uint64]:
         """Word of the table, mask of its bits, and a factor that spreads them over 64 bits."""
@@ -182,7 +162,7 @@ class Plan:
         return word, mask, factor | np.uint64(1)
 
 
-def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> Plan:
+def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> TablePlan:
     """The cheapest plan to find the near pairs of ``hashes``, uint64 (n, 4)."""
     n = len(hashes)
     same = _same_group(hashes, hashes, level)
@@ -192,7 +172,9 @@ def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> Plan:
     return _cheapest(costs, distance, n, same, level)
 
 
-def plan_matches(queries: np.ndarray, others: np.ndarray, distance: int, level: int = 0) -> Plan:
+def plan_matches(
+    queries: np.ndarray, others: np.ndarray, distance: int, level: int = 0
+) -> TablePlan:
     """The cheapest plan to find the near pairs of ``queries`` and ``others``, uint64 (n, 4)."""
     few, many = sorted((len(queries), len(others)))
     same = _same_group(queries, others, level)
@@ -216,12 +198,12 @@ def _choices(distance: int, rows: int) -> Iterator[tuple[int, int]]:
 
 def _cheapest(
     costs: dict[int, float], distance: int, rows: int, same: np.ndarray, level: int
-) -> Plan:
+) -> TablePlan:
     bits = min(costs, key=lambda bits: (costs[bits], bits))
     if not bits:
-        return Plan(0, 0, rows, level)
+        return TablePlan(0, 0, rows, level)
     tables = dict(_choices(distance, rows))[bits]
-    return Plan(bits, tables, max(_CROWD, math.ceil(4 * rows * same[bits])), level)
+    return TablePlan(bits, tables, max(_CROWD, math.ceil(4 * rows * same[bits])), level)
 
 
 def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
@@ -245,35 +227,22 @@ def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
 
 
 def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.ndarray:
-    """Pairs of rows, of which each near pair is connected by some.
+    """Pairs of rows (pairs, 2), the lower row first, by which each near pair is connected.
 
-    Parameters
-    ----------
-    hashes
-        uint64 (n, variants, 4): see `hamming.nearest_kept`. No two rows are equal.
-    distance
-        The most bits in which near hashes differ.
-    memory
-        Bytes of the tables of all tasks that run at once.
-
-    Returns
-    -------
-    array, shape (pairs, 2), int64
-        The lower row first. Rows that are too many to compare here are connected without being
-        compared: whoever asks compares all rows that are connected.
+    ``hashes`` is uint64 (n, variants, 4), as of `hamming.nearest_kept`; no two rows are equal.
+    ``memory`` is that of the tables of all tasks that run at once. Rows that are too many to
+    compare here are connected without: whoever asks compares all rows that are connected.
     """
     rows, found = None, []  # rows: all
     for level in range(_MAX_BITS):
-        variants = hashes.shape[1]
-        entries = hashes.reshape(-1, _WORDS)
+        entries, variants = hashes.reshape(-1, _WORDS), hashes.shape[1]
         plan = plan_pairs(entries, distance, level)
         if not plan.bits:
             found.append(_star(np.arange(len(hashes)) if rows is None else rows))
             break
         parts = max(1, math.ceil(_BYTES * len(entries) * (os.cpu_count() or 1) / memory))
         units = [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
-        task, merge = _pairs_of_table, _merge_pairs
-        results = _run(task, merge, plan, units, entries, distance, variants)
+        results = _run(_pairs_of_table, _merge_pairs, plan, units, entries, distance, variants)
         found += [pairs if rows is None else rows[pairs] for pairs, _ in results]
         crowded = _often([numbers for _, numbers in results], plan)
         if not len(crowded):
@@ -311,8 +280,7 @@ def nearest_matches(
             best[numbers] = np.minimum(best[numbers], found)
             break
         units = _units(plan, one, other, memory)
-        task, merge = _matches_of_tables, _merge_matches
-        results = _run(task, merge, plan, units, one, other, distance)
+        results = _run(_matches_of_tables, _merge_matches, plan, units, one, other, distance)
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
@@ -322,14 +290,14 @@ def nearest_matches(
     return best
 
 
-def _often(crowds: list[np.ndarray], plan: Plan) -> np.ndarray:
+def _often(crowds: list[np.ndarray], plan: TablePlan) -> np.ndarray:
     """Rows that were in too large a group in several of the tables: few are not missed."""
     rows, counts = np.unique(np.concatenate(crowds), return_counts=True)
     return rows[counts * _OFTEN > plan.tables]
 
 
 def _units(
-    plan: Plan, queries: np.ndarray, others: np.ndarray, memory: int
+    plan: TablePlan, queries: np.ndarray, others: np.ndarray, memory: int
 ) -> list[tuple[list[int], int, int]]:
     """Tables of one word for each task, and which part of how many of their keys."""
     few, many = sorted((len(queries), len(others)))
@@ -353,8 +321,10 @@ def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(number < 0, NONE, pack(bits, rows[number]))
 
 
-def _run(task: Any, merge: Any, plan: Plan, units: Sequence[Any], *arguments: Any) -> list[Any]:
-    """Results of one task for each unit of work, `_MERGED` of them merged as soon as they exist."""
+def _run(
+    task: Any, merge: Any, plan: TablePlan, units: Sequence[Any], *arguments: Any
+) -> list[Any]:
+    """Results of a task for each unit of work; `_MERGED` are merged at once."""
     client = client_that_computes()
     if client is not None:
         # Once for each worker, and not with each task.
@@ -373,7 +343,7 @@ def _run(task: Any, merge: Any, plan: Plan, units: Sequence[Any], *arguments: An
 
 
 def _counted(
-    number: int, of: int, task: Any, plan: Plan, unit: Any, hashes: np.ndarray, *arguments: Any
+    number: int, of: int, task: Any, plan: TablePlan, unit: Any, hashes: np.ndarray, *arguments: Any
 ) -> Any:
     result = task(plan, unit, hashes, *arguments)
     # Of each task a share, so that all together count each row once.
@@ -382,7 +352,7 @@ def _counted(
 
 
 def _pairs_of_table(
-    plan: Plan, part: tuple[int, int, int], hashes: np.ndarray, distance: int, variants: int
+    plan: TablePlan, part: tuple[int, int, int], hashes: np.ndarray, distance: int, variants: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Near pairs (pairs, 2) in the groups of a table, and the rows in groups that are too large.
 
@@ -433,7 +403,7 @@ def _merge_pairs(results: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
 
 
 def _matches_of_tables(
-    plan: Plan,
+    plan: TablePlan,
     unit: tuple[list[int], int, int],
     queries: np.ndarray,
     others: np.ndarray,
@@ -472,7 +442,7 @@ def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.n
 
 
 def _matches_of_entries(
-    plan: Plan,
+    plan: TablePlan,
     table: int,
     of_queries: np.ndarray,
     of_others: np.ndarray,
@@ -508,7 +478,7 @@ def _matches_of_entries(
 
 
 def _sorted_entries(
-    plan: Plan, table: int, part: int, parts: int, hashes: np.ndarray
+    plan: TablePlan, table: int, part: int, parts: int, hashes: np.ndarray
 ) -> np.ndarray:
     """Key of the sampled bits in the high 32 bits and row in the low, sorted: uint64 (n,).
 
@@ -532,7 +502,7 @@ def _is_in_part(keys: np.ndarray, part: int, parts: int) -> np.ndarray:
 
 
 def _entries_among(
-    plan: Plan,
+    plan: TablePlan,
     tables: Sequence[int],
     part: tuple[int, int],
     hashes: np.ndarray,

@@ -9,139 +9,44 @@ from typing import Any
 import dask
 import numpy as np
 import pandas as pd
+from PIL import Image
 from tlz.itertoolz import partition_all
 
 from dask_image_ingest.arguments import check_frame
-from dask_image_ingest.curate.batches import GROUP_SIZE, in_batches
-from dask_image_ingest.curate.luma import histograms
-from dask_image_ingest.curate.sharpness import blur, detail, sharpness
+from dask_image_ingest.curate.pixels import (
+    GROUP_SIZE,
+    Taps,
+    area_taps,
+    cubic_taps,
+    in_batches,
+    luma,
+    luma_of_reduced_rows,
+    reduced_columns,
+)
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.dataset.plan import assign_columns, select_columns
+from dask_image_ingest.decode import resized_cubic
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, backend_of
 
 _LEVEL_SIGNALS = ("dark", "light", "entropy", "contrast", "grayscale")
 
-PIXEL_SIGNALS = ("dark", "light", "blur", "sharpness", "detail", "entropy", "contrast", "grayscale")
+PIXEL_SIGNALS = (
+    "dark",
+    "light",
+    "blur",
+    "sharpness",
+    "fine_detail",
+    "entropy",
+    "contrast",
+    "grayscale",
+)
 
-# Pixels of a sample for histograms; of fewer than twice as many, all are taken.
-_SAMPLED = 128 * 128
+# Signals that need no pixels.
+_SHAPE_SIGNALS = ("aspect", "area")
 
-# Weights of perceived brightness (Darel Rex Finley's HSP colour model, 2006).
-_BRIGHTNESS = (0.241, 0.691, 0.068)
-
-
-def pixel_signals(
-    groups: Sequence[Any], xp: Any, names: Sequence[str] = PIXEL_SIGNALS
-) -> dict[str, Any]:
-    """Compute those of ``PIXEL_SIGNALS``, float32 (n,).
-
-    Parameters
-    ----------
-    groups
-        Images of one shape each, uint8 (n, height, width, channels), all of 1 or all of 3 channels.
-    xp
-        NumPy or CuPy.
-    names
-        The signals.
-    """
-    signals: dict[str, Any] = {}
-    if not set(names).isdisjoint(_LEVEL_SIGNALS):
-        few = max(GROUP_SIZE // len(groups[0]), 1) if xp is np else len(groups)
-        parts = [_level_signals(some, xp) for some in partition_all(few, groups)]
-        signals = {name: xp.concatenate([part[name] for part in parts]) for name in _LEVEL_SIGNALS}
-    for name, function in {"blur": blur, "sharpness": sharpness, "detail": detail}.items():
-        if name in names:
-            signals[name] = function(groups, xp)
-    return {name: signals[name].astype(xp.float32) for name in names}
-
-
-def _level_signals(groups: Sequence[Any], xp: Any) -> dict[str, Any]:
-    """Signals of histograms of a sample of pixels."""
-    # The images are computed in one array of pixels, with the number of each pixel's image: array
-    # calls for each image would take longer than their work.
-    count, channels = sum(map(len, groups)), groups[0].shape[3]
-    samples = [_sampled(images, xp) for images in groups]
-    pixels = xp.concatenate([sample.reshape(-1, channels) for sample in samples])
-    image_numbers = np.repeat(
-        np.arange(count),
-        np.repeat([sample.shape[1] for sample in samples], [*map(len, samples)]),
-    )
-    offsets = xp.asarray(image_numbers * 256)
-    bands = [pixels[:, channel] for channel in range(channels)]
-    brightness = histograms(_brightness(bands, xp), offsets, count, xp)
-    spread = histograms(_spread(bands, xp), offsets, count, xp)
-    entropies = [_entropy(histograms(band, offsets, count, xp), xp) for band in bands]
-    return {
-        "dark": _percentile(brightness, 99, xp),
-        "light": 1 - _percentile(brightness, 5, xp),
-        "entropy": sum(entropies) / channels + np.log2(channels),
-        "contrast": _deviation(brightness, xp),
-        "grayscale": 1 - _percentile(spread, 99, xp),
-    }
-
-
-def _sampled(images: Any, xp: Any) -> Any:
-    """A sample of the pixels of images of one shape: (n, pixels, channels)."""
-    count, height, width, channels = images.shape
-    if height * width < 2 * _SAMPLED:
-        return images.reshape(count, height * width, channels)
-    pixels = _sampled_pixels(height, width)
-    if xp is np and images.flags.c_contiguous:
-        # View each pixel as one item: copying three channels one by one takes twice the time.
-        items = images.view(f"V{channels}").reshape(count, height * width)
-        return items.take(pixels, axis=1).view(np.uint8).reshape(count, len(pixels), channels)
-    return images.reshape(count, height * width, channels)[:, xp.asarray(pixels)]
-
-
-@functools.lru_cache(maxsize=256)
-def _sampled_pixels(height: int, width: int) -> np.ndarray:
-    """Numbers, row by row, of pixels at random distances, one from each stretch: int32 (n,).
-
-    Every row has its share, and a pattern of whatever period all of its phases.
-    """
-    stretch = height * width / _SAMPLED
-    # The same in any process: a fixed seed, and a generator whose stream NumPy keeps.
-    inside = np.random.PCG64(0).random_raw(_SAMPLED) / 2**64
-    return ((np.arange(_SAMPLED) + inside) * stretch).astype(np.int32)
-
-
-def _brightness(bands: Sequence[Any], xp: Any) -> Any:
-    if len(bands) == 1:
-        return bands[0]
-    squares = sum(
-        xp.square(band.astype(xp.float32)) * xp.float32(weight)
-        for band, weight in zip(bands, _BRIGHTNESS, strict=True)
-    )
-    return (xp.sqrt(squares) + 0.5).astype(xp.uint8)
-
-
-def _spread(bands: Sequence[Any], xp: Any) -> Any:
-    """Largest minus smallest channel of each pixel."""
-    # NumPy's max over an axis of three takes 15 times as long.
-    return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)
-
-
-def _percentile(counts: Any, percent: int, xp: Any) -> Any:
-    """Percentile of each histogram, 0 to 1: the lowest level with ``percent`` at or below it."""
-    below = xp.cumsum(counts, axis=1)
-    return (below * 100 < percent * below[:, -1:]).sum(axis=1) / 255
-
-
-def _entropy(counts: Any, xp: Any) -> Any:
-    """Shannon entropy of each histogram, in bits."""
-    share = counts / counts.sum(axis=1, keepdims=True)
-    return -(share * xp.log2(xp.where(share > 0, share, 1))).sum(axis=1)
-
-
-def _deviation(counts: Any, xp: Any) -> Any:
-    """Standard deviation of the levels, 0 to 1, of each histogram."""
-    share = counts / counts.sum(axis=1, keepdims=True)
-    levels = xp.arange(256) / 255
-    mean = share @ levels
-    return xp.sqrt((share * (levels - mean[:, None]) ** 2).sum(axis=1))
-
+SIGNALS = (*PIXEL_SIGNALS, *_SHAPE_SIGNALS)
 
 #: Issue → signal and the threshold below which it holds: those of cleanvision 0.3.7, and for
 #: sharpness that of `docs/design/curate.md`.
@@ -156,18 +61,43 @@ BELOW = {
 #: Threshold of ``quality.grayscale``, which looks at pixels; cleanvision looks at the file's mode.
 MIN_GRAYSCALE = 0.96
 
+#: An image with less ``quality.fine_detail`` has been enlarged.
+MIN_FINE_DETAIL = 0.12
+
 _RANGES = 3.0  # odd sizes lie so many interquartile ranges outside the quartiles
-
-# Signals that need no pixels.
-_SHAPE_SIGNALS = ("aspect", "area")
-
-SIGNALS = (*PIXEL_SIGNALS, *_SHAPE_SIGNALS)
 
 _ISSUES = (
     *(f"issue.{name}" for name in BELOW),
     "issue.odd_size",
     "issue.grayscale",
 )
+
+# Pixels of a sample for histograms; of fewer than twice as many, all are taken.
+_SAMPLED = 128 * 128
+
+# Weights of perceived brightness (Darel Rex Finley's HSP colour model, 2006).
+_BRIGHTNESS = (0.241, 0.691, 0.068)
+
+# Longer side of the thumbnails in which blur is measured, as in cleanvision, whose scores are
+# 1 - exp(-0.01 x); that of the histogram counts only above 0.18.
+_BLUR_SIDE = 64
+_BLUR_SCALE = 0.01
+_MIN_SPREAD = 0.18
+
+# Longer side at which sharpness is measured, in so many bands of so many rows; smaller images are
+# not enlarged.
+_SHARPNESS_SIDE = 512
+_BANDS = 8
+_BAND = 8
+
+# Windows in which fine detail is measured, and their side: 0.75 and 0.4 of it are whole numbers.
+_WINDOWS = 16
+_WINDOW = 40
+
+# The golden ratio, and its counterpart in two dimensions: multiples of their inverses, modulo 1,
+# fill a line and a square evenly, and have no period.
+_GOLDEN = (5**0.5 - 1) / 2
+_PLASTIC = 1.324717957244746
 
 
 def measure_quality(frame: Frame) -> Frame:
@@ -203,13 +133,10 @@ def measure_quality(frame: Frame) -> Frame:
             Variance of the Laplacian of the luma at up to 512 × 512, in levels²: 4 × pixel - its 4
             neighbours. Low if blurred: below 35 for 95 % of photographs of 500 pixels blurred by 2
             pixels, for no sharp one.
-        ``quality.detail``
-            Detail of each pixel, above 0: (g + 0.01) (s + 0.001)^0.1 with g = mean(√(abs(d) - 1))²,
-            d the difference of neighbouring pixels of the luma in levels (0 below 1), and s the
-            share of frequencies beyond 2 levels in JPEG's blocks of 8 × 8. Times the side, it
-            compares copies of one photograph: high for an original, low for one that is encoded
-            with losses, blurred or enlarged. 0 for drawings, charts and pages of text, of whose
-            differences from 2 levels on more than a fifth are of 48 levels and more.
+        ``quality.fine_detail``
+            Variance of what a reduction of the luma to 0.75 of its size and back loses, as a share
+            of that of 0.4 and back, by Pillow's ``LANCZOS``. Below 0.12 the image was enlarged: an
+            enlargement has no detail as fine as its pixels. 1 for an image of one colour.
         ``quality.entropy``
             Shannon entropy, in bits, of the histogram of all channels, 0 to 9.58 (of one channel,
             0 to 8), as ``PIL.Image.entropy``.
@@ -237,8 +164,8 @@ def measure_quality(frame: Frame) -> Frame:
     Histograms use 16,384 pixels that lie at no regular distance, or all of an image of fewer than
     32,768: levels are off by 0.03 at most, in photographs, halftones and grids of lines
     alike. The small image for ``quality.blur`` is made by a cubic filter, as in cleanvision.
-    ``quality.sharpness`` uses 8 bands of rows, ``quality.detail`` 256 blocks. If images are read
-    with ``size=``, the resized images are measured.
+    ``quality.sharpness`` uses 8 bands of rows, ``quality.fine_detail`` 16 windows of 40 × 40. If
+    images are read with ``size=``, the resized images are measured.
 
     The entropy of a grey image is that of its one channel if it is read with ``mode="L"``; read as
     RGB it is that plus log2(3) = 1.58 bits, whatever mode the file has. cleanvision measures grey
@@ -396,18 +323,6 @@ def summarize_issues(frame: Any) -> pd.DataFrame:
     return summary.rename(index=lambda name: name.removeprefix("issue."))
 
 
-def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
-    signals: dict[str, Any] = {}
-    if not set(names) <= set(_SHAPE_SIGNALS):
-        pixels = [name for name in names if name in PIXEL_SIGNALS]
-        signals = pixel_signals(groups, backend.numpy, pixels)
-    if set(names) & set(_SHAPE_SIGNALS):
-        shapes = np.array([group.shape[1:3] for group in groups for _ in group], np.float64)
-        signals["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))
-        signals["area"] = backend.numpy.asarray(shapes.prod(axis=1))
-    return {f"quality.{name}": signals[name] for name in names}
-
-
 def _has_odd_size(areas: Any) -> Any:
     """Flag the outliers of a column of areas; lazy if it is."""
     if isinstance(areas, FrameBase):
@@ -456,3 +371,233 @@ def _quantile(values: pd.Series, rows: pd.Series, share: float) -> float:
     around = np.searchsorted(ends, [int(position), int(np.ceil(position))], "right")
     below, above = values.to_numpy()[around]
     return float(below + (above - below) * (position % 1))
+
+
+def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
+    signals: dict[str, Any] = {}
+    if not set(names) <= set(_SHAPE_SIGNALS):
+        pixels = [name for name in names if name in PIXEL_SIGNALS]
+        signals = pixel_signals(groups, backend.numpy, pixels)
+    if set(names) & set(_SHAPE_SIGNALS):
+        shapes = np.array([group.shape[1:3] for group in groups for _ in group], np.float64)
+        signals["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))
+        signals["area"] = backend.numpy.asarray(shapes.prod(axis=1))
+    return {f"quality.{name}": signals[name] for name in names}
+
+
+def pixel_signals(
+    groups: Sequence[Any], xp: Any, names: Sequence[str] = PIXEL_SIGNALS
+) -> dict[str, Any]:
+    """Compute those of ``PIXEL_SIGNALS``, float32 (n,), on NumPy or CuPy.
+
+    ``groups`` are images of one shape each, uint8 (n, height, width, channels), all of 1 or all of
+    3 channels.
+    """
+    signals: dict[str, Any] = {}
+    levels = [name for name in names if name in _LEVEL_SIGNALS]
+    if levels:
+        few = max(GROUP_SIZE // len(groups[0]), 1) if xp is np else len(groups)
+        parts = [_level_signals(some, xp, levels) for some in partition_all(few, groups)]
+        signals = {name: xp.concatenate([part[name] for part in parts]) for name in levels}
+    of_images = {"blur": _blur, "sharpness": _laplacian_variance, "fine_detail": _fine_detail}
+    for name, function in of_images.items():
+        if name in names:
+            signals[name] = xp.concatenate([function(images, xp) for images in groups])
+    return {name: signals[name].astype(xp.float32) for name in names}
+
+
+def _level_signals(groups: Sequence[Any], xp: Any, names: Sequence[str]) -> dict[str, Any]:
+    """Signals of histograms of a sample of pixels."""
+    # The images are computed in one array of pixels, with the number of each pixel's image: array
+    # calls for each image would take longer than their work.
+    count, channels = sum(map(len, groups)), groups[0].shape[3]
+    samples = [_sampled(images, xp) for images in groups]
+    pixels = xp.concatenate([sample.reshape(-1, channels) for sample in samples])
+    image_numbers = np.repeat(
+        np.arange(count),
+        np.repeat([sample.shape[1] for sample in samples], [*map(len, samples)]),
+    )
+    offsets = xp.asarray(image_numbers * 256)
+    bands = [pixels[:, channel] for channel in range(channels)]
+    signals: dict[str, Any] = {}
+    if not {"dark", "light", "contrast"}.isdisjoint(names):
+        brightness = _histograms(_brightness(bands, xp), offsets, count, xp)
+        signals["dark"] = _percentile(brightness, 99, xp)
+        signals["light"] = 1 - _percentile(brightness, 5, xp)
+        signals["contrast"] = _deviation(brightness, xp)
+    if "entropy" in names:
+        entropies = [_entropy(_histograms(band, offsets, count, xp), xp) for band in bands]
+        signals["entropy"] = sum(entropies) / channels + np.log2(channels)
+    if "grayscale" in names:
+        spread = _histograms(_spread(bands, xp), offsets, count, xp)
+        signals["grayscale"] = 1 - _percentile(spread, 99, xp)
+    return signals
+
+
+def _sampled(images: Any, xp: Any) -> Any:
+    """A sample of the pixels of images of one shape: (n, pixels, channels)."""
+    count, height, width, channels = images.shape
+    if height * width < 2 * _SAMPLED:
+        return images.reshape(count, height * width, channels)
+    pixels = _sampled_pixels(height, width)
+    if xp is np and images.flags.c_contiguous:
+        # View each pixel as one item: copying three channels one by one takes twice the time.
+        items = images.view(f"V{channels}").reshape(count, height * width)
+        return items.take(pixels, axis=1).view(np.uint8).reshape(count, len(pixels), channels)
+    return images.reshape(count, height * width, channels)[:, xp.asarray(pixels)]
+
+
+@functools.lru_cache(maxsize=256)
+def _sampled_pixels(height: int, width: int) -> np.ndarray:
+    """Numbers, row by row, of pixels at random distances, one from each stretch: int32 (n,).
+
+    Every row has its share, and a pattern of whatever period all of its phases.
+    """
+    stretch = height * width / _SAMPLED
+    # The same in any process: a fixed seed, and a generator whose stream NumPy keeps.
+    inside = np.random.PCG64(0).random_raw(_SAMPLED) / 2**64
+    return ((np.arange(_SAMPLED) + inside) * stretch).astype(np.int32)
+
+
+def _brightness(bands: Sequence[Any], xp: Any) -> Any:
+    if len(bands) == 1:
+        return bands[0]
+    squares = sum(
+        xp.square(band.astype(xp.float32)) * xp.float32(weight)
+        for band, weight in zip(bands, _BRIGHTNESS, strict=True)
+    )
+    return (xp.sqrt(squares) + 0.5).astype(xp.uint8)
+
+
+def _spread(bands: Sequence[Any], xp: Any) -> Any:
+    """Largest minus smallest channel of each pixel."""
+    # NumPy's max over an axis of three takes 15 times as long.
+    return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)
+
+
+def _percentile(counts: Any, percent: int, xp: Any) -> Any:
+    """Percentile of each histogram, 0 to 1: the lowest level with ``percent`` at or below it."""
+    below = xp.cumsum(counts, axis=1)
+    return (below * 100 < percent * below[:, -1:]).sum(axis=1) / 255
+
+
+def _entropy(counts: Any, xp: Any) -> Any:
+    """Shannon entropy of each histogram, in bits."""
+    share = counts / counts.sum(axis=1, keepdims=True)
+    return -(share * xp.log2(xp.where(share > 0, share, 1))).sum(axis=1)
+
+
+def _deviation(counts: Any, xp: Any) -> Any:
+    """Standard deviation of the levels, 0 to 1, of each histogram."""
+    share = counts / counts.sum(axis=1, keepdims=True)
+    levels = xp.arange(256) / 255
+    mean = share @ levels
+    return xp.sqrt((share * (levels - mean[:, None]) ** 2).sum(axis=1))
+
+
+def _histograms(values: Any, offsets: Any, count: int, xp: Any) -> Any:
+    """Histograms (count, 256) of uint8 values; ``offsets``: 256 times each value's image number."""
+    return xp.bincount((values + offsets).reshape(-1), minlength=256 * count).reshape(count, 256)
+
+
+def _blur(images: Any, xp: Any) -> Any:
+    """Score of blur as in cleanvision: low if edges are weak and the histogram is even."""
+    gray, count = _thumbnails(images, xp), len(images)
+    counts = _histograms(gray.reshape(count, -1), xp.arange(count)[:, None] * 256, count, xp)
+    edges = 1 - xp.exp(-_BLUR_SCALE * _edges(gray, xp).reshape(count, -1).std(axis=1))
+    spread = 1 - xp.exp(-_BLUR_SCALE * counts.std(axis=1))
+    return xp.minimum(edges + xp.where(spread > _MIN_SPREAD, spread, 0), 1)
+
+
+def _thumbnails(images: Any, xp: Any) -> Any:
+    """Luma of images of one shape at no more than 64 × 64, uint8 (n, height, width)."""
+    _, height, width, _ = images.shape
+    ratio = max(height, width, _BLUR_SIDE) / _BLUR_SIDE
+    shape = max(int(height / ratio), 1), max(int(width / ratio), 1)
+    if xp is np:
+        return luma(np.stack([resized_cubic(image, shape) for image in images]), np)
+    narrow = cubic_taps(height, shape[0], xp).reduce_rows(images, xp)
+    small = cubic_taps(width, shape[1], xp).reduce_rows(xp.swapaxes(narrow, 1, 2), xp)
+    return luma(xp.swapaxes(small, 1, 2), xp)
+
+
+def _edges(gray: Any, xp: Any) -> Any:
+    """Pillow's ``FIND_EDGES``: 8 × pixel - its neighbours, 0 to 255; the border is unchanged."""
+    edges = gray.astype(xp.float32)
+    if min(gray.shape[1:]) < 3:
+        return edges
+    rows = edges[:, :-2] + edges[:, 1:-1] + edges[:, 2:]
+    sums = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]  # 3 × 3, the pixel included: 9 × it
+    edges[:, 1:-1, 1:-1] = xp.clip(9 * edges[:, 1:-1, 1:-1] - sums, 0, 255)
+    return edges
+
+
+def _laplacian_variance(images: Any, xp: Any) -> Any:
+    """Variance of the Laplacian of the luma at no more than 512 × 512, in bands of rows."""
+    _, height, width, _ = images.shape
+    ratio = max(height, width, _SHARPNESS_SIDE) / _SHARPNESS_SIDE
+    rows = max(int(height / ratio), 1)
+    if min(rows, int(width / ratio)) < 3:
+        return xp.zeros(len(images), xp.float32)
+    banded, inner = _banded_taps(height, rows, xp)
+    narrow = luma_of_reduced_rows(images, banded, xp)
+    gray = reduced_columns(narrow, area_taps(width, int(width / ratio), xp), xp)
+    middle = gray[:, 1:-1, 1:-1]
+    edges = 4 * middle - gray[:, :-2, 1:-1] - gray[:, 2:, 1:-1]
+    edges = edges - gray[:, 1:-1, :-2] - gray[:, 1:-1, 2:]
+    return edges[:, inner].reshape(len(images), -1).var(axis=1, dtype=xp.float64)
+
+
+@functools.lru_cache(maxsize=1024)
+def _banded_taps(height: int, rows: int, xp: Any) -> tuple[Taps, Any]:
+    """Area means for bands of the ``rows``, and which of their inner rows have both neighbours."""
+    taps = area_taps(height, rows, xp)
+    if rows <= _BANDS * _BAND:
+        return taps, xp.arange(rows - 2)
+    number = np.arange(_BANDS)
+    start = ((number + number * _GOLDEN % 1) / _BANDS * (rows - _BAND + 1)).astype(int)
+    chosen = np.unique(start[:, None] + np.arange(_BAND))
+    inner = np.flatnonzero(chosen[2:] - chosen[:-2] == 2)
+    chosen = xp.asarray(chosen)
+    return Taps(taps.pixels[chosen], taps.weights[chosen]), xp.asarray(inner)
+
+
+def _fine_detail(images: Any, xp: Any) -> Any:
+    """Variance of what a reduction to 0.75 and back loses, as a share of that of 0.4 and back.
+
+    The luma of windows is reduced and enlarged, by Pillow's ``LANCZOS``. Enlarging adds no
+    frequencies: those that the first loses are hardly there. 1 for an image of one colour.
+    """
+    rows, columns = _windows(*images.shape[1:3])
+    windows = luma(images[:, xp.asarray(rows), xp.asarray(columns)], xp).astype(xp.float64)
+    lost = []
+    for there_and_back in _reductions(xp):
+        back = there_and_back @ windows @ there_and_back.T
+        lost.append((windows - back).reshape(len(images), -1).var(axis=1))
+    # Rounding alone: two levels of 256 lose more.
+    is_plain = lost[1] < 1e-9
+    return xp.where(is_plain, 1, lost[0] / (lost[1] + is_plain))
+
+
+@functools.lru_cache(maxsize=1024)
+def _windows(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows (windows, side, 1) and columns (windows, 1, side) of windows, spread evenly."""
+    number, side = np.arange(_WINDOWS), np.arange(_WINDOW)
+    top = (0.5 + number / _PLASTIC) % 1 * max(height - _WINDOW + 1, 1)
+    left = (0.5 + number / _PLASTIC**2) % 1 * max(width - _WINDOW + 1, 1)
+    # A smaller image repeats its last row and column.
+    rows = np.minimum(top.astype(int)[:, None] + side, height - 1)
+    columns = np.minimum(left.astype(int)[:, None] + side, width - 1)
+    return rows[:, :, None], columns[:, None, :]
+
+
+@functools.lru_cache(maxsize=1)
+def _reductions(xp: Any) -> list[Any]:
+    """Matrices that reduce an axis of a window to 0.75 and 0.4 of it, and enlarge it again."""
+    matrices = []
+    for side in (_WINDOW * 3 // 4, _WINDOW * 2 // 5):
+        axis = Image.fromarray(np.eye(_WINDOW, dtype=np.float32))
+        narrow = axis.resize((_WINDOW, side), Image.Resampling.LANCZOS)
+        back = narrow.resize((_WINDOW, _WINDOW), Image.Resampling.LANCZOS)
+        matrices.append(xp.asarray(np.asarray(back, np.float64)))
+    return matrices

@@ -28,7 +28,12 @@ from dask_image_ingest.curate.fingerprints import (
     column_of,
     compute_fingerprints,
 )
-from dask_image_ingest.curate.quality import SIGNALS, with_signals
+from dask_image_ingest.curate.quality import (
+    MIN_FINE_DETAIL,
+    MIN_GRAYSCALE,
+    SIGNALS,
+    with_signals,
+)
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import MapColumns, select_columns
 from dask_image_ingest.errors import ArgumentError
@@ -39,27 +44,13 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True)
 class JoinedColumns:
-    """New columns for some rows of a frame, small: each query's graph has all of them.
+    """New columns for some rows of a frame, small: each query's graph has all of them."""
 
-    Parameters
-    ----------
-    identity
-        The columns that identify a row.
-    ids
-        `row_ids` of the rows, ascending, uint64 (n,).
-    columns
-        The values of each new column, (n,), as `_compact` makes them.
-    types
-        The type of each new column.
-    defaults
-        The value in all other rows; null for columns that are not here.
-    """
-
-    identity: tuple[str, ...]
-    ids: np.ndarray = field(repr=False)
-    columns: Mapping[str, pa.Array] = field(repr=False)
-    types: Mapping[str, pa.DataType]
-    defaults: Mapping[str, bool]
+    identity: tuple[str, ...]  # the columns that identify a row
+    ids: np.ndarray = field(repr=False)  # `row_ids` of the rows, ascending, uint64 (n,)
+    columns: Mapping[str, pa.Array] = field(repr=False)  # as `_compact` makes them
+    types: Mapping[str, pa.DataType]  # of the new columns
+    defaults: Mapping[str, bool]  # the value in all other rows; null for columns not here
 
     def __dask_tokenize__(self) -> str:
         # By values: the buffers of equal Arrow arrays may differ where they are null.
@@ -75,13 +66,7 @@ class JoinedColumns:
 
 
 def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
-    """The columns that identify a row, the key first.
-
-    Raises
-    ------
-    ArgumentError
-        If the frame lacks them.
-    """
+    """The columns that identify a row, the key first; an error if the frame lacks them."""
     if identity is not None:
         if identity not in frame.columns:
             raise ArgumentError(
@@ -116,13 +101,6 @@ def _hashable(column: pa.ChunkedArray, name: str) -> Any:
 
 
 def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column.
-
-    Raises
-    ------
-    ArgumentError
-        If the type can't hold a value.
-    """
     try:
         return column.cast(type_)
     except (pa.ArrowException, TypeError) as error:
@@ -133,13 +111,7 @@ def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedA
 
 
 def table_of(frame: Any) -> pa.Table:
-    """A partition in Arrow.
-
-    Raises
-    ------
-    ArgumentError
-        If a column mixes types.
-    """
+    """A partition in Arrow; an error if a column mixes types."""
     try:
         return backend_of(frame).to_arrow(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -181,13 +153,9 @@ def _look_up(frame: Any, shared: JoinedColumns | None, empty: JoinedColumns) -> 
         if pa.types.is_string(present.type):
             new = present.to_pylist()
         else:
-            new = _numbers(present, backend.numpy)
+            new = backend.numpy.asarray(present.to_numpy(zero_copy_only=False))
         frame = backend.with_columns(frame, {name: (new, present.type)}, valid.tolist())
     return frame
-
-
-def _numbers(values: pa.Array, xp: Any) -> Any:
-    return xp.asarray(values.to_numpy(zero_copy_only=False))
 
 
 def columns_to_join(
@@ -242,47 +210,21 @@ _MIN_QUALITY = 50
 
 _PIXELS = column_of("pixels")
 
-# A pseudo-column: computed, with a name that no column of a user has.
-_AREA = "height × width"
+# An enlarged image counts as so much of its area.
+_OF_ENLARGED = 0.1
 
-# Another: how much of the picture an image still shows, see `_detail_of_picture`.
-_DETAIL = "detail of the picture"
+# The columns that ``keep="best"`` goes by beside the area, where the frame has them.
+_BEST = ("quality.fine_detail", "quality.grayscale", "channels", "format", "nbytes")
 
-# Another: 1 for a format without losses.
-_LOSSLESS = "lossless"
 _LOSSLESS_FORMATS = pa.array(["png", "bmp", "pnm"])
-
-# The columns of the frame that each of these is computed from; of `_DETAIL`, nbytes is optional.
-_SOURCES = {
-    _AREA: ("height", "width"),
-    _DETAIL: ("quality.detail", "height", "width"),
-    _LOSSLESS: ("format",),
-}
-
-# More bits a pixel lose no less: JPEG of the highest quality needs about as many.
-_MOST_BITS = 8
-
-# Less detail of a pixel does not prove that an image was enlarged: it may be of a smooth picture.
-_LEAST_DETAIL = 0.3
-
-# The columns that rows are ranked by, for each ``keep=``.
-_KEEP = {"largest": (_AREA,), "best": (_DETAIL, _AREA, _LOSSLESS, "nbytes"), "first": ()}
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The texts of many rows, looked up where they are: sorting or joining them takes a copy.
+    """The texts of many rows, looked up where they are: sorting or joining them takes a copy."""
 
-    Parameters
-    ----------
-    values
-        Keys, of any type, in the order of partitions.
-    places
-        The place there of each row; None: its number.
-    """
-
-    values: pa.ChunkedArray
-    places: np.ndarray | None = None
+    values: pa.ChunkedArray  # of any type, in the order of partitions
+    places: np.ndarray | None = None  # the place there of each row; None: its number
 
     def take(self, rows: np.ndarray) -> pa.Array:
         """The keys of these rows, as strings."""
@@ -305,93 +247,73 @@ class Keys:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Rows that have a hash, without repetitions, best first.
+    """Rows that have a hash, without repetitions, best first."""
 
-    Parameters
-    ----------
-    ids
-        `row_ids` of the rows, uint64 (n,).
-    keys
-        The key of each row, or the value of ``identity=``.
-    hashes
-        uint64 (n, variants, words).
-    is_exact
-        bool (n,): whether hashes are compared for equality: those of pixels or bytes, in the first
-        variant.
-    """
-
-    ids: np.ndarray
-    keys: Keys
-    hashes: np.ndarray
+    ids: np.ndarray  # `row_ids` of the rows, uint64 (n,)
+    keys: Keys  # the key of each row, or the value of ``identity=``
+    hashes: np.ndarray  # uint64 (n, variants, words)
+    # bool (n,): compared for equality, by the hash of pixels or bytes in the first variant
     is_exact: np.ndarray
 
 
-def with_rankable_columns(frame: Any, keep: Any, by: Kind) -> Any:
-    """The frame with the signal of quality that ``keep`` needs, made of its images if it has them.
+def with_ranking_columns(frame: Any, keep: Any, by: Kind) -> tuple[Any, list[str]]:
+    """The frame with the columns that ``keep`` goes by, and their names.
 
-    Equal images differ in no signal: for other kinds than PDQ, ``"best"`` needs none.
+    Signals that are missing are made of the images. Equal images differ in no signal: for other
+    kinds than PDQ, ``"best"`` takes those that the frame has.
     """
-    signal = "quality.detail" if keep == "best" and by == "pdq" else keep
-    signals = {f"quality.{name}": name for name in SIGNALS}
-    if isinstance(signal, str) and signal in signals and signal not in frame.columns:
-        return with_signals(frame, [signals[signal]])
-    return frame
-
-
-def parse_keep(keep: Any, frame: Any) -> tuple[str, ...]:
-    """The columns, or what is computed of them, that rows are ranked by: the largest value is kept.
-
-    Raises
-    ------
-    ArgumentError
-        For an unknown ``keep``, and if the frame lacks a column that it needs.
-    """
-    rank_by = _KEEP.get(keep) if isinstance(keep, str) else None
-    if rank_by is None:
-        if keep not in frame.columns:
+    if isinstance(keep, str) and keep == "first":
+        return frame, []
+    if isinstance(keep, str) and keep in ("best", "largest"):
+        needed = ["height", "width"]
+        if not set(needed) <= set(frame.columns):
+            frame, needed = _with_signals(frame, ["area"]), ["quality.area"]
+        if keep == "best":
+            if by == "pdq":
+                frame = _with_signals(frame, ["fine_detail", "grayscale"])
+            needed += [name for name in _BEST if name in frame.columns]
+        if "quality.area" in needed and "quality.area" not in frame.columns:
             raise ArgumentError(
-                f"keep={shown(keep)}: choose 'best', 'largest', 'first' or a column of the frame"
+                "the frame has neither images nor the columns 'height' and 'width', which keep= "
+                "goes by: pass keep='first', or a column of the frame"
             )
-        rank_by = (keep,)
-    if keep == "best":
-        optional = {_DETAIL: "quality.detail", _LOSSLESS: "format", "nbytes": "nbytes"}
-        rank_by = tuple(n for n in rank_by if optional.get(n) in (None, *frame.columns))
-    missing = [name for name in ranking_columns(rank_by) if name not in frame.columns]
-    if missing:
+        return frame, needed
+    if keep in (f"quality.{name}" for name in SIGNALS):
+        frame = _with_signals(frame, [keep.partition(".")[2]])
+    if keep not in frame.columns:
         raise ArgumentError(
-            f"the frame has no column {', '.join(map(repr, missing))}, which keep= goes by: pass "
-            "keep='first', or a column of the frame"
+            f"keep={shown(keep)}: choose 'best', 'largest', 'first' or a column of the frame"
         )
-    return rank_by
+    return frame, [keep]
 
 
-def ranking_columns(rank_by: Sequence[str]) -> list[str]:
-    """The columns of the frame that a ranking needs."""
-    return list(dict.fromkeys(of for name in rank_by for of in _SOURCES.get(name, (name,))))
+def _with_signals(frame: Any, names: list[str]) -> Any:
+    return with_signals(frame, [name for name in names if f"quality.{name}" not in frame.columns])
 
 
 def rank_rows(
     frame: Any,
     by: Kind,
     variants: Sequence[Variant],
-    rank_by: Sequence[str],
+    keep: Any,
     identity: Sequence[str],
 ) -> Ranked:
-    """Rank the rows of a frame, computing fingerprints that it lacks.
+    """Rank the rows of a frame, computing fingerprints and signals that it lacks.
 
-    Rows are sorted by the columns ``rank_by``, descending, nulls last, then by ``identity``. So the
+    Rows are sorted by what ``keep`` says, descending, nulls last, then by ``identity``. So the
     order does not depend on the partitions.
     """
+    frame, rank_by = with_ranking_columns(frame, keep, by)
     hashes = [column_of(by), *(column_of(by, variant) for variant in variants)]
     if any(name not in frame.columns for name in hashes):
         # Images without detail are compared by a hash of their pixels, from the same decode.
         more: list[Kind] = ["pixels"] if by == "pdq" and _PIXELS not in frame.columns else []
         frame = compute_fingerprints(frame, [by, *more], variants=variants)
-    needed = [*identity, *hashes, *ranking_columns(rank_by)]
+    needed = [*identity, *hashes, *rank_by]
     if by == "pdq":
         needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
     frame = select_columns(frame, dict.fromkeys(needed))
-    columns = (tuple(hashes), tuple(rank_by), tuple(identity))
+    columns = (tuple(hashes), keep, tuple(identity))
     if isinstance(frame, FrameBase):
         lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
         parts = list(dask.compute(*lazy))
@@ -417,7 +339,7 @@ class RowsToRank:
 
 
 def _rows_to_rank(
-    frame: Any, hashes: Sequence[str], rank_by: Sequence[str], identity: Sequence[str]
+    frame: Any, hashes: Sequence[str], keep: Any, identity: Sequence[str]
 ) -> RowsToRank:
     table = table_of(frame)
     has_hashes = pc.is_valid(table[hashes[0]])
@@ -441,7 +363,7 @@ def _rows_to_rank(
             table.filter(pa.array(is_exact))[_PIXELS], _PIXELS
         )
     is_exact |= not hashes[0].startswith(column_of("pdq"))
-    keys = sort_keys(table, rank_by, identity)
+    keys = sort_keys(table, keep, identity)
     return RowsToRank(row_ids(table, identity), words, is_exact, keys, int(left_out))
 
 
@@ -449,12 +371,42 @@ def _booleans(values: Any) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False), bool)
 
 
-def sort_keys(table: pa.Table, rank_by: Sequence[str], identity: Sequence[str]) -> pa.Table:
+def sort_keys(table: pa.Table, keep: Any, identity: Sequence[str]) -> pa.Table:
     """Columns to sort rows by: ``rank_by.<n>`` descending, then ``identity.<n>`` ascending."""
-    keys = {f"rank_by.{number}": _as_number(table, name) for number, name in enumerate(rank_by)}
+    keys = {f"rank_by.{number}": column for number, column in enumerate(_rank_by(table, keep))}
     for number, name in enumerate(identity):
         keys[f"identity.{number}"] = _sortable(table[name], name)
     return pa.table(keys)
+
+
+def _rank_by(table: pa.Table, keep: Any) -> list[pa.ChunkedArray]:
+    """Numbers of each row, of which the largest stays; the first of them that differ decide."""
+    if keep == "first":
+        return []
+    if keep not in ("best", "largest"):
+        return [_as_numbers(table, keep)]
+    if "height" in table.column_names:
+        area = pc.multiply(_as_numbers(table, "height"), _as_numbers(table, "width"))
+    else:
+        area = _as_numbers(table, "quality.area")
+    if keep == "largest":
+        return [area]
+    has, numbers = set(table.column_names), [area]
+    if "quality.fine_detail" in has:
+        fine_detail = _as_numbers(table, "quality.fine_detail")
+        is_enlarged = pc.fill_null(pc.less(fine_detail, MIN_FINE_DETAIL), False)
+        numbers = [pc.if_else(is_enlarged, pc.multiply(area, _OF_ENLARGED), area)]
+    if "quality.grayscale" in has:
+        numbers.append(pc.less_equal(_as_numbers(table, "quality.grayscale"), MIN_GRAYSCALE))
+    if "format" in has:
+        formats = _cast(table["format"], "format", pa.string())
+        if "channels" in has:  # a JPEG of four is CMYK
+            of_four = pc.equal(_as_numbers(table, "channels"), 4)
+            numbers.append(pc.invert(pc.and_(of_four, pc.equal(formats, "jpeg"))))
+        numbers.append(pc.is_in(formats, _LOSSLESS_FORMATS))
+    if "nbytes" in table.column_names:
+        numbers.append(_as_numbers(table, "nbytes"))
+    return [number.cast(pa.float64()) for number in numbers]
 
 
 def _sortable(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
@@ -488,45 +440,16 @@ def _words_of(name: str) -> int:
     return 4 if name.startswith(column_of("pdq")) else 2
 
 
-def _as_number(table: pa.Table, name: str) -> pa.Array:
-    """A column, or the area, as float64 without NaN."""
-    if name == _AREA:
-        return pc.multiply(*(_cast(table[side], side, pa.float64()) for side in _SOURCES[_AREA]))
-    if name == _DETAIL:
-        return _detail_of_picture(table)
-    if name == _LOSSLESS:
-        formats = _cast(table["format"], "format", pa.string())
-        return pc.is_in(formats, _LOSSLESS_FORMATS).cast(pa.float64())
+def _as_numbers(table: pa.Table, name: str) -> pa.ChunkedArray:
+    """A column as float64 without NaN."""
     try:
         values = table[name].cast(pa.float64())
     except (pa.ArrowException, TypeError):
         raise ArgumentError(
-            f"keep={name!r}: the column is of type {table[name].type}; pass one of numbers, of "
-            "which the largest stays"
+            f"keep= goes by the column {name!r} of type {table[name].type}; pass one of numbers, "
+            "of which the largest stays"
         ) from None
     return pc.if_else(pc.is_nan(values), pa.scalar(None, pa.float64()), values)
-
-
-def _detail_of_picture(table: pa.Table) -> pa.Array:
-    """(height × width)^0.575 × the detail of a pixel, which is at least `_LEAST_DETAIL`.
-
-    The detail of a pixel is the smaller the more the image was enlarged: times the side, it is the
-    same for an original and its enlargement, or less. The power, a little more than the side's,
-    prefers the larger of two soft images. Below the least detail, the larger stays.
-    """
-    detail = pc.max_element_wise(_detail_of_pixel(table), _LEAST_DETAIL, skip_nulls=False)
-    return pc.multiply(detail, pc.power(_as_number(table, _AREA), 0.575))
-
-
-def _detail_of_pixel(table: pa.Table) -> pa.Array:
-    """`quality.detail` × bits a pixel^0.05, at most 8 of these: they matter in near ties."""
-    detail = _cast(table["quality.detail"], "quality.detail", pa.float64())
-    if "nbytes" in table.column_names:
-        bits = pc.multiply(_cast(table["nbytes"], "nbytes", pa.float64()), 8.0)
-        bits = pc.divide(bits, _as_number(table, _AREA))
-        bits = pc.fill_null(pc.min_element_wise(bits, float(_MOST_BITS)), 1.0)
-        detail = pc.multiply(detail, pc.power(bits, 0.05))
-    return pc.if_else(pc.is_nan(detail), pa.scalar(None, pa.float64()), detail)
 
 
 def merge_ranked(parts: list[RowsToRank]) -> Ranked:

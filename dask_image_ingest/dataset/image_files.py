@@ -186,7 +186,7 @@ def read_images(
             f"{unknown}: its server sends no size, which is needed to fetch an image. Download it, "
             "and read the copy"
         )
-    root, is_searched = common_root(paths, (file.url for file in files))
+    root, is_searched = common_root(paths, files, kind)
     classes = None
     if label == "folder":
         folders = folders_in(root, storage_options, kind) if is_searched else set()
@@ -269,7 +269,7 @@ def _partitions(
         most_rows = max(1, min(most_rows, largest // (height * width * channels)))
     elif largest is not None:
         sample = FileRows([split for row in some for split in rows[row]], options)
-        decoded = max(1, sample.decoded_bytes())
+        decoded = max(1, sample.decoded_bytes(sample.numbers))
         most_rows = max(1, min(most_rows, largest * len(some) // decoded))
         most_bytes = min(most_bytes, largest * sum(encoded[row] for row in some) // decoded)
     partitions: list[Partition] = []

@@ -36,8 +36,11 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageColumn,
     TableSchema,
 )
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
-from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
+from dask_image_ingest.dataset.schema.file_columns import (
+    check_encoded_type,
+    column_type,
+    frame_names,
+)
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import Backend

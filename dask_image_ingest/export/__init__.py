@@ -4,8 +4,7 @@ In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files
 from keys and offsets only (``plan/``); then one task per shard copies byte ranges: `write_shards`.
 """
 
-from dask_image_ingest.export.json_fields import json_texts
-from dask_image_ingest.export.members import Encode
+from dask_image_ingest.export.members import Encode, json_texts
 from dask_image_ingest.export.query import (
     QueryStep,
     digest_of,
@@ -13,7 +12,7 @@ from dask_image_ingest.export.query import (
     query_steps,
     source_options_of,
 )
-from dask_image_ingest.export.rejected_rows import RefusedRowsError
+from dask_image_ingest.export.shard_plan import RefusedRowsError
 from dask_image_ingest.export.stored_images import image_origin
 from dask_image_ingest.export.to_parquet_images import to_parquet_images
 from dask_image_ingest.export.to_webdataset import to_webdataset

@@ -1,21 +1,33 @@
-"""Members of exported samples: copied from the source, or written from columns."""
+"""Members of exported samples: copied from the source, or written from columns, also as JSON.
+
+A field of JSON is a path of names, as in ``json_fields=`` of a read: ``user.name`` is ``name`` in
+the object ``user``, or a field that is called so. Where fields of an object are set, all other
+values keep their digits.
+"""
 
 from __future__ import annotations
 
 import io
+import json
+import math
+import re
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, date, datetime, time, timedelta
+from decimal import Decimal
 from typing import Any, Literal
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.json_fields import json_texts, with_field
 from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
 from dask_image_ingest.frames import (
     is_bytes,
+    is_list,
     is_number,
     is_text,
     nesting,
@@ -63,25 +75,13 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class ColumnMember:
-    """A member written from columns.
-
-    Attributes
-    ----------
-    columns
-        A name, for a member that is the column's value; a tuple, for a JSON object of several.
-    pixels
-        Encoder settings if the column has pixels, else None.
-    is_main
-        Whether it replaces the sample's own image.
-    stored
-        If the stored images of a column are written: the extension of those that become this
-        member, "" for all. None for other members.
-    """
+    """A member written from columns."""
 
     extension: str
-    columns: str | tuple[str, ...]
-    pixels: Encode | None = None
-    is_main: bool = False
+    columns: str | tuple[str, ...]  # several are a JSON object
+    pixels: Encode | None = None  # settings of the encoder, if the column has pixels
+    is_main: bool = False  # True if it replaces the sample's own image
+    # If it is the stored images of a column: the extension of those that it takes, "" for all.
     stored: str | None = None
 
     @property
@@ -98,11 +98,6 @@ class ColumnMember:
             for name in self.needs
         )
 
-    @property
-    def format(self) -> str:
-        """The image format, by the extension."""
-        return FORMATS[self.extension.rpartition(".")[2]]
-
     def encode(self, frame: Any) -> Any:
         """Encode the pixels of the column; a series of files."""
         assert self.pixels is not None
@@ -110,6 +105,11 @@ class ColumnMember:
         if self.format == "jpeg":
             settings["subsampling"] = ":".join(self.pixels.subsampling)
         return encoded_images(frame, self.pixels.column, self.format, **settings)
+
+    @property
+    def format(self) -> str:
+        """The image format, by the extension."""
+        return FORMATS[self.extension.rpartition(".")[2]]
 
     def as_json(self) -> list[Any]:
         """Its columns and settings as JSON types."""
@@ -188,47 +188,31 @@ def parse_members(
 ) -> Members:
     """Parse ``members=``: ``"all"``, extensions, or a mapping of extension to columns.
 
-    Parameters
-    ----------
-    columns
-        The metadata columns of the frame.
-    images
-        Its columns of pixels, with their origins.
-    references
-        Its columns of references, whose stored images are written unchanged.
-
-    Raises
-    ------
-    ArgumentError
-        For another form, an unknown column, or an invalid extension; for labels or raw values in a
-        lossy format; for pixels that would replace an image they don't come from.
+    ``columns`` are the metadata columns of the frame, ``images`` those of pixels with their
+    origins, ``references`` those whose stored images are written unchanged.
     """
+    items: list[Any]
     if isinstance(members, Mapping):
-        items: list[Any] = ["all", members]
-    elif isinstance(members, str):
-        items = members.split(";")
-    elif isinstance(members, Sequence):
-        items = list(members)
+        items = ["all", members]
     else:
-        raise ArgumentError(_form(members))
+        items = members.split(";") if isinstance(members, str) else list(members)
+    if not items or not all(isinstance(item, (str, Mapping)) for item in items):
+        raise ArgumentError(
+            f"members={members!r}: pass 'all', a list of extensions such as ['jpg', 'txt'], a "
+            "mapping of extension to column such as {'txt': 'caption'}, or a list of both"
+        )
     names = [_extension(item) for item in items if isinstance(item, str)]
-    if not all(isinstance(item, (str, Mapping)) for item in items) or not items:
-        raise ArgumentError(_form(members))
     from_columns: dict[str, ColumnMember] = {}
     left_out = set()
     for item in items:
-        if isinstance(item, str):
-            continue
-        for key, value in item.items():
+        for key, value in item.items() if isinstance(item, Mapping) else ():
             extension = _extension(key)
             left_out.add(extension)
-            if value is not None:
-                is_stored = isinstance(value, str) and value in references
-                from_columns[extension] = (
-                    ColumnMember(extension, value, is_main="." not in extension, stored="")
-                    if is_stored
-                    else _column_member(extension, value, columns, images)
-                )
+            if isinstance(value, str) and value in references:
+                is_main = "." not in extension
+                from_columns[extension] = ColumnMember(extension, value, is_main=is_main, stored="")
+            elif value is not None:
+                from_columns[extension] = _column_member(extension, value, columns, images)
     copied = None if "all" in names else frozenset(names) - left_out
     return Members(copied, frozenset(left_out), tuple(from_columns.values()))
 
@@ -250,28 +234,22 @@ def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
     Strings are written as UTF-8, bytes as they are, numbers and booleans as in JSON (NaN and
     infinity as Python's), times in ISO 8601, lists and structs as JSON; lists of numbers in NumPy's
     format if the extension is ``npy``.
-
-    Raises
-    ------
-    ArgumentError
-        For ``npy`` of lists with nulls or of unequal lengths.
     """
     if not isinstance(member.columns, str):
         texts = [json_texts(table.column(name)) for name in member.columns]
         rows = zip(*texts, strict=True)
-        return pa.array([_object(row, member.fields) for row in rows], pa.large_binary())
+        return pa.array([object_of(row, member.fields) for row in rows], pa.large_binary())
     column = table.column(member.columns)
-    if member.extension.rpartition(".")[2] == "npy" and _is_array(column.type):
-        return _as_npy(column, member)
+    if member.extension.rpartition(".")[2] == "npy":
+        depth, value = nesting(column.type)
+        if depth and (is_number(value) or pa.types.is_boolean(value)):
+            return _as_npy(column, member)
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
     if pa.types.is_fixed_size_binary(column.type):
         column = column.cast(pa.binary())
-    type_ = column.type
-    if is_text(type_) or is_bytes(type_):
+    if is_text(column.type) or is_bytes(column.type):
         return column.cast(pa.large_binary()).combine_chunks()
-    if pa.types.is_integer(type_):
-        return column.cast(pa.large_string()).cast(pa.large_binary()).combine_chunks()
     texts_of_rows = json_texts(column, is_json=False)
     encoded = [None if text is None else text.encode() for text in texts_of_rows]
     return pa.array(encoded, pa.large_binary())
@@ -287,8 +265,9 @@ def _column_member(
                 f"{', '.join(map(repr, images)) or 'none'}"
             )
         return _pixel_member(extension, value, images[value.column])
-    names = value if isinstance(value, str) else tuple(value) if _is_list(value) else None
-    if not names:
+    is_list = isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
+    names = tuple(value) if is_list else value
+    if not names or not isinstance(names, (str, tuple)):
         raise ArgumentError(
             f"members= makes {extension!r} of {value!r}: give the name of a column, a list of "
             "names for a JSON object of them, Encode(...) for the pixels of one, or None for no "
@@ -339,24 +318,12 @@ def _pixel_member(extension: str, encode: Encode, origin: ImageOrigin) -> Column
 
 def _extension(text: Any) -> str:
     extension = text.strip().lstrip(".").lower() if isinstance(text, str) else ""
-    if "," in extension or ";" in extension:
+    if not extension or any(sign in extension for sign in ",;/") or not extension.isprintable():
         raise ArgumentError(
-            f"members= names {text!r}, which is more than one extension: pass a list, ['jpg', "
-            "'txt'], or a text with semicolons, 'jpg;txt'; on the command line --members jpg,txt"
+            f"members= names {text!r}, which is no extension of a member; of several, pass a "
+            "list, ['jpg', 'txt'], or a text with semicolons, 'jpg;txt'"
         )
-    if not extension or "/" in extension or not extension.isprintable():
-        raise ArgumentError(f"members= names {text!r}, which is no extension of a member")
     return extension
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and all(isinstance(name, str) for name in value)
-
-
-def _is_array(type_: pa.DataType) -> bool:
-    """True for (nested) lists of numbers or booleans."""
-    depth, value = nesting(type_)
-    return depth > 0 and (is_number(value) or pa.types.is_boolean(value))
 
 
 def _as_npy(column: pa.ChunkedArray, member: ColumnMember) -> pa.Array:
@@ -393,16 +360,137 @@ def _rows(column: pa.ChunkedArray) -> Iterable[Any]:
     return (None if missing else row for row, missing in zip(rows, rows.isna(), strict=True))
 
 
-def _object(values: Iterable[str | None], fields: Sequence[tuple[str, ...]]) -> bytes:
-    """A JSON object of some fields."""
-    text = "{}"
-    for value, path in zip(values, fields, strict=True):
-        text = with_field(text, path, "null" if value is None else value)
-    return text.encode()
+class _Number(str):
+    """The digits of a number: it is not parsed, since it may have any number of them."""
 
 
-def _form(members: Any) -> str:
-    return (
-        f"members={members!r}: pass 'all', a list of extensions such as ['jpg', 'txt'], a mapping "
-        "of extension to column such as {'txt': 'caption'}, or a list of both"
-    )
+_DECODER = json.JSONDecoder(
+    parse_int=_Number, parse_float=_Number, parse_constant=_Number, strict=False
+)
+
+
+def with_fields(own: bytes, made: bytes, fields: Sequence[tuple[str, ...]]) -> bytes:
+    """A JSON object with some fields of another one, which are replaced or added."""
+    try:
+        value, other = (_DECODER.decode(content.decode("utf-8-sig")) for content in (own, made))
+        if not isinstance(value, dict):
+            raise ValueError("it is no object")
+        for path in fields:
+            set_field(value, path, _field(other, path))
+        return _encoded(_json(value))
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+
+
+def object_of(values: Sequence[str | None], fields: Sequence[tuple[str, ...]]) -> bytes:
+    """A JSON object of some fields, given the texts of their values; None for null."""
+    made: dict[str, Any] = {}
+    for text, path in zip(values, fields, strict=True):
+        set_field(made, path, None if text is None else _DECODER.decode(text))
+    return _encoded(_json(made))
+
+
+def set_field(value: dict[str, Any], path: tuple[str, ...], new: Any) -> None:
+    """Set a field of an object, in place."""
+    whole = ".".join(path)
+    below = value.get(path[0], {})
+    if len(path) == 1 or whole in value or not isinstance(below, dict):
+        value[whole] = new
+    else:
+        value[path[0]] = below
+        set_field(below, path[1:], new)
+
+
+def _field(value: dict[str, Any], path: tuple[str, ...]) -> Any:
+    whole = ".".join(path)
+    return value[whole] if whole in value else _field(value[path[0]], path[1:])
+
+
+def _encoded(text: str) -> bytes:
+    """UTF-8, with halves of surrogate pairs as escapes, which it has not."""
+    return re.sub("[\ud800-\udfff]", lambda half: f"\\u{ord(half[0]):04x}", text).encode()
+
+
+def json_texts(column: pa.ChunkedArray, is_json: bool = True) -> list[str | None]:
+    """The values of a column as JSON, each of which reads back as the same value; None for null.
+
+    Decimals are numbers with all their digits, floats have the fewest that tell them apart; NaN and
+    infinity are null. Bytes are base64, times ISO 8601, maps lists of pairs.
+
+    Parameters
+    ----------
+    column
+        Of any type; null is None.
+    is_json
+        False for text outside of JSON: times without quotes, NaN and infinity as Python's.
+    """
+    # Through text, so that float32 0.1 becomes 0.1 and not 0.10000000149011612.
+    with_text, plain = (_replaced(column.type, by) for by in (pa.string(), pa.float64()))
+    if with_text != column.type:
+        column = column.cast(with_text).cast(plain)
+    encode = _json if is_json else _text
+    return [None if value is None else encode(value) for value in column.to_pylist()]
+
+
+def _replaced(type_: pa.DataType, float_: pa.DataType) -> pa.DataType:
+    """A type with another one for float32, and with those of values for dictionaries."""
+    if pa.types.is_float32(type_):
+        return float_
+    if type_ == pa.time64("ns"):  # Python's times have microseconds
+        return pa.string()
+    if pa.types.is_dictionary(type_):
+        return _replaced(type_.value_type, float_)
+    if isinstance(type_, pa.BaseExtensionType):
+        return _replaced(type_.storage_type, float_)
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_replaced(field.type, float_)) for field in type_])
+    if pa.types.is_map(type_):
+        return pa.map_(_replaced(type_.key_type, float_), _replaced(type_.item_type, float_))
+    if is_list(type_) or pa.types.is_fixed_size_list(type_):
+        item = type_.value_field.with_type(_replaced(type_.value_type, float_))
+        if pa.types.is_fixed_size_list(type_):
+            return pa.list_(item, type_.list_size)
+        return pa.list_(item) if pa.types.is_list(type_) else pa.large_list(item)
+    return type_
+
+
+_string = json.JSONEncoder(ensure_ascii=False).encode
+
+
+def _json(value: Any) -> str:
+    """A value, as Arrow gives it, as JSON."""
+    if value is None:
+        return "null"
+    if isinstance(value, _Number):
+        return str(value)
+    if isinstance(value, (bool, int, str)):
+        return _string(value)
+    if isinstance(value, (float, np.floating)):
+        return str(value) if math.isfinite(value) else "null"
+    if isinstance(value, dict):
+        fields = (f"{_string(name)}: {_json(field)}" for name, field in value.items())
+        return f"{{{', '.join(fields)}}}"
+    if isinstance(value, (list, tuple)):  # pairs of maps are tuples
+        return f"[{', '.join(map(_json, value))}]"
+    if isinstance(value, bytes):
+        return f'"{b64encode(value).decode()}"'
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    return f'"{_text(value)}"'
+
+
+def _text(value: Any) -> str:
+    """A value as text outside of JSON."""
+    if isinstance(value, (date, time, timedelta)):
+        return _iso(value)
+    return str(value) if isinstance(value, (float, np.floating, str)) else _json(value)
+
+
+def _iso(value: date | time | timedelta) -> str:
+    """A time in ISO 8601."""
+    if isinstance(value, timedelta):
+        return str(pd.Timedelta(value).isoformat())
+    # Few readers take offsets with seconds, which zones had until about 1900.
+    if isinstance(value, datetime) and (value.utcoffset() or timedelta()) % timedelta(minutes=1):
+        value = value.astimezone(UTC)
+    return value.isoformat()

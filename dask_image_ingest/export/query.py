@@ -82,13 +82,7 @@ def encoded_columns(frame: Any) -> set[Any]:
 
 
 def source_options_of(frame: Any) -> dict[str, Any] | None:
-    """The storage options that a lazy frame's shards are read with; None if unknown.
-
-    Raises
-    ------
-    ArgumentError
-        If remote shards or commands are read with different options.
-    """
+    """The storage options that a lazy frame's shards are read with; None if unknown."""
     options_by_url: dict[str, dict[str, Any]] = {}
     for dataset in _datasets(frame):
         url = next((shard.url for shard in dataset.shards if _needs_options(shard.url)), None)
@@ -178,17 +172,6 @@ def _shards_and_selections(expr: Any) -> Iterator[str]:
             yield repr([[(s.shard.identity, s.part, s.parts) for s in each] for each in sources])
 
 
-def unstable_steps(frame: Any) -> list[str]:
-    """Why the same query may have another fingerprint in the next run, in words."""
-    steps = list(frame.expr.walk()) if isinstance(frame, FrameBase) else []
-    reasons = []
-    if any(isinstance(step, (dx.Sample, dx.Split)) for step in steps):
-        reasons.append("sample() and random_split() draw other rows each time without random_state")
-    if any(isinstance(step, dx.FromGraph) for step in steps):
-        reasons.append("persist() leaves no query to compare: export the frame without it")
-    return reasons
-
-
 @dataclass(frozen=True)
 class QueryStep:
     """One operation of a query: its name for users, and the digest of it and its inputs."""
@@ -200,19 +183,7 @@ class QueryStep:
 def query_steps(expr: Any, functions: bool = True) -> tuple[QueryStep, ...]:
     """Digest each operation of a query, in order; the last digest identifies the query.
 
-    The shards and partitions of reads are left out.
-
-    Parameters
-    ----------
-    expr
-        The query.
-    functions
-        Include the user's functions.
-
-    Raises
-    ------
-    FunctionError
-        If an operation has no digest that is the same in every process.
+    The shards and partitions of reads are left out, and without ``functions`` the user's functions.
     """
     steps: dict[str, QueryStep] = {}
     _digest_step(expr, functions, steps)

@@ -10,27 +10,170 @@ them by one file with a batch for each shard.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.computing import one_task_per_item
+from dask_image_ingest.decode import printable
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.export.files import (
+    SHARD_ROWS,
+    ExportContext,
+    Options,
+    read_batch,
+    staged_name,
+    take_rows,
+    write_batches,
+)
 from dask_image_ingest.export.locate import SourceShard, locate_members
-from dask_image_ingest.export.manifest import SHARD_ROWS, ExportContext, Options, staged_name
-from dask_image_ingest.export.rejected_rows import RejectedRows
-from dask_image_ingest.export.staged_tables import read_batch, take_rows, write_batches
 from dask_image_ingest.export.staging import StagedRows
-from dask_image_ingest.export.tar_layout import headers, padding, room_for_members
+from dask_image_ingest.export.write_shards import headers, padding, room_for_members
+from dask_image_ingest.frames import with_urls
 from dask_image_ingest.storage import Shard
 from dask_image_ingest.storage.output import STAGING, OutputStore
 from dask_image_ingest.url_secrets import url_identity
+
+# Rows that messages name as examples.
+_NAMED = 3
+
+# A key that every reader reads back: parts between slashes, the last one without a dot.
+_GOOD_KEY = r"^([^/\\[:cntrl:]]+/)*[^/.\\[:cntrl:]]+$"
+_BAD_PART = r"(^|/)(\.\.|__[^/]*__)(/|$)"
+
+
+_BAD_KEY = (
+    "bad-key: readers would change or skip it, or it is unsafe to unpack: a key has parts between "
+    "slashes, none of them empty, '..' or __like_this__, the last without a dot, and no backslash "
+    "or control character"
+)
+
+_AMBIGUOUS = (
+    "no-pointer: it has no offset, and keys of the frame are not those of the shards, so that "
+    "nothing says which sample it is; give new keys to rows with an offset alone"
+)
+
+
+class RefusedRowsError(ArgumentError):
+    """Rows are rejected, and the export raises; the command line's exit status for bad data."""
+
+
+class RejectedRows:
+    """Rows of a frame (``key``, ``url``, ``offset``) that are not exported, each with a reason."""
+
+    def __init__(self, rows: pa.Table) -> None:
+        self._rows = rows
+        self._reasons: dict[int, str] = {}
+
+    @property
+    def kept(self) -> np.ndarray:
+        """The rows that are not rejected, in order."""
+        kept = np.ones(len(self._rows), bool)
+        kept[list(self._reasons)] = False
+        return np.flatnonzero(kept)
+
+    def add(self, row: int, reason: str) -> None:
+        """Reject a row. A reason begins with a code: ``bad-key: it has an empty part``."""
+        self._reasons.setdefault(int(row), reason)
+
+    def find_bad_locations(self) -> None:
+        """Reject rows without a key or shard."""
+        for name, column in (("key", "__key__"), ("url", "__url__")):
+            self._add_all(pc.is_null(self._rows.column(name)), f"no-pointer: its {column} is null")
+
+    def find_bad_keys(self) -> None:
+        """Reject rows whose key readers would not read back, or that leads out of its folder."""
+        keys = self._rows.column("key")
+        good = pc.match_substring_regex(keys, _GOOD_KEY)
+        self._add_all(pc.or_(pc.invert(good), pc.match_substring_regex(keys, _BAD_PART)), _BAD_KEY)
+
+    def find_ambiguous_rows(self) -> None:
+        """Reject rows identified only by their key, if keys of the frame have changed."""
+        self._add_all(pc.is_null(self._rows.column("offset")), _AMBIGUOUS)
+
+    def find_bad_images(self) -> None:
+        """Reject rows whose images could not be decoded."""
+        for row, error in enumerate(self._rows.column("error").to_pylist()):
+            if error is not None:
+                self.add(row, f"bad-image: {error}")
+
+    def find_repeated_rows(
+        self, rows: np.ndarray, sources: np.ndarray, samples: pa.ChunkedArray
+    ) -> None:
+        """Reject rows whose sample an earlier row has, given the source and sample of each row."""
+        samples_of_rows = pd.DataFrame({"source": sources, "sample": samples.to_pandas()}, rows)
+        located = samples_of_rows.loc[np.isin(rows, self.kept)].dropna()
+        for row in located.index[located.duplicated()]:
+            self.add(row, "repeated-row: the frame has this sample more than once")
+
+    def _add_all(self, mask: pa.ChunkedArray, reason: str) -> None:
+        """Reject the rows for which a mask is true; null counts as false."""
+        for row in np.flatnonzero(pc.fill_null(mask, False).to_numpy()).tolist():
+            self.add(row, reason)
+
+    def table(self) -> pa.Table:
+        """The rejected rows: ``__key__``, ``__url__``, ``offset`` and ``reason``."""
+        return self._table(sorted(self._reasons))
+
+    def _table(self, rows: Sequence[int]) -> pa.Table:
+        table = self._rows.select(["key", "url", "offset"]).take(pa.array(rows, pa.int64()))
+        table = table.set_column(1, "url", table.column("url").cast(pa.string()))
+        reasons = pa.array([self._reasons[row] for row in rows], pa.string())
+        table = table.rename_columns(["__key__", "__url__", "offset"])
+        return with_urls(table.append_column("reason", reasons), url_identity)
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Reason code → ``count`` of rows, ``first`` keys, and ``detail`` of the first reason."""
+        summary: dict[str, dict[str, Any]] = {}
+        for row in self.table().to_pylist():
+            code, _, detail = row["reason"].partition(": ")
+            entry = summary.setdefault(code, {"count": 0, "first": [], "detail": detail})
+            entry["count"] += 1
+            if len(entry["first"]) < _NAMED:
+                entry["first"].append(printable(str(row["__key__"])))
+        return dict(sorted(summary.items(), key=lambda item: -item[1]["count"]))
+
+    def refuse(self, options: Options, nothing_read: bool) -> None:
+        """Raise if ``options`` refuse a row, or none can be read, naming the first ones."""
+        refused = [
+            row
+            for row, reason in sorted(self._reasons.items())
+            if nothing_read or options.refuses(reason)
+        ]
+        if not refused:
+            return
+        table = self._table(refused)
+        named = [
+            f"{printable(str(row['__key__']))}{_place(row)}: {row['reason']}"
+            for row in table[:_NAMED].to_pylist()
+        ]
+        more = f" ... and {len(table) - _NAMED:,} more" if len(table) > _NAMED else ""
+        drop = "Filter them out, or pass row_errors='drop' to leave them out and list them"
+        if options.errors == "raise":
+            drop = f"{drop}, for bad images errors='drop'"
+        raise RefusedRowsError(
+            f"{len(table):,} of {len(self._rows):,} rows cannot be exported: {'; '.join(named)}"
+            f"{more}. Nothing was written. "
+            f"{'No shard of the frame can be read' if nothing_read else drop}"
+        )
+
+
+def _place(row: Mapping[str, Any]) -> str:
+    """Location of a sample, for a message; empty for an image that is in no shard."""
+    if not row["__url__"]:
+        return ""
+    # Without an offset, of a sample without an image, the key alone says which it is.
+    at = "" if row["offset"] is None else f", byte {row['offset']}"
+    return f" of {row['__url__']}{at}"
+
 
 # Rows that are processed at once, to bound memory.
 _CHUNK = 1 << 16
@@ -43,22 +186,11 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Samples in the order of writing.
+    """Samples in the order of writing."""
 
-    Attributes
-    ----------
-    rows
-        ``key``, ``offset``, ``part``, ``batch``, ``row``, ``members`` and ``image`` as in
-        `StagedRows`, and ``source``, a position in ``sources``.
-    sources
-        The source shards.
-    starts
-        The row at which each new shard begins.
-    """
-
-    rows: pa.Table
+    rows: pa.Table  # ``key`` ... ``image`` as in `StagedRows`; ``source``, a position in sources
     sources: Sequence[SourceShard]
-    starts: np.ndarray
+    starts: np.ndarray  # the row at which each new shard begins
 
     @property
     def shards(self) -> int:
@@ -101,11 +233,6 @@ def make_plan(
     """Plan an export.
 
     ``listed`` has the shards that the frame reads, by URL: no other version of them is scanned.
-
-    Raises
-    ------
-    ArgumentError
-        If ``errors`` or ``row_errors`` refuse a rejected row, or if no shard can be read.
     """
     rows, options = staged.rows, context.options
     rejected = RejectedRows(rows)
@@ -154,13 +281,11 @@ def make_plan(
 
 
 def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:
-    """The shards' URLs, sorted, and for each row the number of its shard; -1 for none."""
+    """URLs of shards, sorted, and for each row the number of its shard; any if it has none."""
     whole = urls.combine_chunks()
     names = whole.dictionary.to_pylist()
     order = sorted(range(len(names)), key=names.__getitem__)
-    rank = np.empty(len(names) + 1, np.int32)
-    rank[order] = np.arange(len(names))
-    rank[-1] = -1
+    rank = np.argsort([*order, len(order)])
     codes = pc.fill_null(whole.indices, len(names)).to_numpy()
     return [names[code] for code in order], rank[codes]
 
@@ -170,22 +295,15 @@ def _assign_to_shards(
 ) -> tuple[ShardPlan, np.ndarray]:
     """Order samples and assign them to shards.
 
-    Parameters
-    ----------
-    rows, sources
-        As in the plan, in the order of the frame; ``rows`` also has ``number``, the row's position
-        in the frame.
-
-    Returns
-    -------
-    ShardPlan
-    numpy.ndarray
-        Numbers of the rows that are in no shard, since theirs has their key already.
+    ``rows`` are those of the plan in the order of the frame, with ``number``, their position in it.
+    Returns also the numbers of the rows that are in no shard, since theirs has their key already.
     """
     if options.shuffle is not None:
         rows = rows.take(pa.array(_shuffled(rows, sources, options.shuffle)))
     sizes = _tar_bytes(rows) if options.bytes_per_shard else None
-    keys = _path_codes(rows.column("key"))
+    # Keys that unpack to the same file are equal: ./a and a.
+    paths = pc.replace_substring_regex(rows.column("key"), r"(^|/)(\./)+", r"\1")
+    keys = paths.combine_chunks().dictionary_encode().indices.to_numpy()
     repeated = []
     kept = np.arange(len(rows))
     while True:  # without the repeated rows, others move to another shard, and may be repeated
@@ -234,21 +352,10 @@ def _tar_bytes(rows: pa.Table) -> np.ndarray:
     return np.concatenate(sizes_of_chunks) if sizes_of_chunks else np.zeros(0, np.int64)
 
 
-def _path_codes(keys: pa.ChunkedArray) -> np.ndarray:
-    """A code for each key; equal for keys that unpack to the same file."""
-    paths = pc.replace_substring_regex(keys, r"(^|/)(\./)+", r"\1")
-    return paths.combine_chunks().dictionary_encode().indices.to_numpy()
-
-
 def _repeated(keys: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Mask of the rows whose key an earlier row of the same shard has."""
-    repeats = np.zeros(len(keys), bool)
-    if len(keys) > 1 and len(np.unique(keys)) < len(keys):
-        shards = np.searchsorted(starts, np.arange(len(keys)), side="right")
-        order = np.lexsort([np.arange(len(keys)), keys, shards])
-        same = (np.diff(keys[order]) == 0) & (np.diff(shards[order]) == 0)
-        repeats[order[1:][same]] = True
-    return repeats
+    shards = np.searchsorted(starts, np.arange(len(keys)), side="right")
+    return pd.DataFrame({"shard": shards, "key": keys}).duplicated().to_numpy()
 
 
 def _shuffled(rows: pa.Table, sources: Sequence[SourceShard], seed: int) -> np.ndarray:
@@ -257,27 +364,17 @@ def _shuffled(rows: pa.Table, sources: Sequence[SourceShard], seed: int) -> np.n
     Not on the order of the frame, which after a merge depends on partitions.
     """
     codes = rows.column("source").to_numpy()
-    hashed = np.array(
-        [_hash(f"{seed}\0{url_identity(source.url)}") for source in sources], np.uint64
-    )
+    names = [f"{seed}\0{url_identity(source.url)}" for source in sources]
     offsets = rows.column("offset")
     places = pc.fill_null(offsets, 0).to_numpy().astype(np.uint64)
-    for row in np.flatnonzero(pc.is_null(offsets).to_numpy()):
-        places[row] = _hash(rows.column("key")[int(row)].as_py())
-    return np.lexsort([places, codes, _mix(hashed[codes] ^ _mix(places))])
+    absent = np.flatnonzero(pc.is_null(offsets).to_numpy())
+    places[absent] = _hashed(rows.column("key").take(pa.array(absent)).to_pylist())
+    mixed = _hashed(names)[codes] ^ pd.util.hash_array(places)
+    return np.lexsort([places, codes, pd.util.hash_array(mixed)])
 
 
-def _hash(text: str) -> int:
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
-
-
-def _mix(numbers: np.ndarray) -> np.ndarray:
-    """Hash 64-bit integers by splitmix64: the same on every machine and in every release."""
-    mixed = numbers + np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+def _hashed(texts: list[str]) -> np.ndarray:
+    return pd.util.hash_array(np.array(texts, object), categorize=False)
 
 
 def _repartition_spill(plan: ShardPlan, context: ExportContext) -> ShardPlan:

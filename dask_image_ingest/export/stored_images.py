@@ -42,24 +42,16 @@ FORMATS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
 
 @dataclass(frozen=True)
 class ImageOrigin:
-    """Origin of an image column.
+    """Origin of an image column."""
 
-    Attributes
-    ----------
-    changed_by
-        The operation that changed its pixels, by its public name; None if they are the stored ones.
-    member
-        Which image of the row's sample it is: ``"image"`` or another one. None if it belongs to no
-        such sample, as images of another read that were merged.
-    extensions
-        Member extensions if it is another image of the sample; empty if unknown.
-    modes
-        The modes that it was decoded in.
-    """
-
+    #: The public name of the operation that changed its pixels; None if they are the stored ones.
     changed_by: str | None
+    #: Which image of the row's sample it is; None if it belongs to no such sample, as images of
+    #: another read that were merged.
     member: Literal["image", "other"] | None
+    #: Extensions of the member if it is another image of the sample; empty if unknown.
     extensions: tuple[str, ...] = ()
+    #: The modes that it was decoded in.
     modes: frozenset[Mode] = frozenset()
 
     @property
@@ -217,11 +209,6 @@ def with_stored(frame: Any, columns: Sequence[Any], with_errors: bool) -> Any:
     """Replace columns of pixels of a lazy frame by references, named by `stored_name`.
 
     These images are not decoded, except ``with_errors``.
-
-    Raises
-    ------
-    ArgumentError
-        If an operation after the decode depends on pixels or errors.
     """
     rows, images = references_of_images(frame, list(frame.columns), None) or (frame, {})
     for column in columns:

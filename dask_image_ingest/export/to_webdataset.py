@@ -1,11 +1,16 @@
-"""``to_webdataset``: write a frame's samples as WebDataset shards, with their original bytes."""
+"""``to_webdataset``: write a frame's samples as WebDataset shards, with their original bytes.
+
+The steps: lock, stage the frame, plan, write shards, write the manifest.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-import re
-import string
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import pandas as pd
@@ -19,15 +24,51 @@ from dask_image_ingest.arguments import (
     shown,
     whole_number,
 )
-from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.manifest import ExportContext, Options
+from dask_image_ingest.computing import one_task_per_item
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset import files_read, searches_of_frame
+from dask_image_ingest.errors import ArgumentError, ExportError
+from dask_image_ingest.export.files import (
+    FORMAT,
+    LEFT_OUT,
+    MANIFEST,
+    PLAN,
+    ExportContext,
+    Options,
+    PreviousExport,
+    file_names,
+    find_previous,
+    result_frame,
+    shard_files,
+)
 from dask_image_ingest.export.members import Members, add_stored, parse_members
-from dask_image_ingest.export.query import as_query, reads_samples, source_options_of
-from dask_image_ingest.export.run import export
-from dask_image_ingest.export.staging import sidecar_columns
+from dask_image_ingest.export.query import (
+    as_query,
+    frame_fingerprint,
+    reads_samples,
+    shards_read,
+    source_options_of,
+)
+from dask_image_ingest.export.shard_plan import ShardPlan, make_plan
+from dask_image_ingest.export.staging import sidecar_columns, stage_frame
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
+from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.frames import image_columns, reference_columns
-from dask_image_ingest.storage.output import EXPORT_ADVICE, OutputStore, open_output
+from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.storage.output import (
+    EXPORT_ADVICE,
+    REPLACEMENT,
+    STAGING,
+    OutputStore,
+    acquire,
+    begin_run,
+    open_output,
+    refuse_other_run,
+    refuse_sources,
+    replacement_of,
+    swap,
+)
+from dask_image_ingest.url_secrets import url_identity
 
 
 def to_webdataset(
@@ -160,12 +201,17 @@ def to_webdataset(
         samples_per_shard = whole_number("samples_per_shard", samples_per_shard, 1)
     elif bytes_per_shard is None:
         samples_per_shard = _SAMPLES_PER_SHARD
+    nbytes = number_of_bytes(bytes_per_shard)
+    if nbytes is None and bytes_per_shard is not None:
+        raise ArgumentError(
+            f"bytes_per_shard={bytes_per_shard!r}: pass bytes, or a text such as '1 GB'"
+        )
     columns = sidecar_columns(frame)
     has_samples = {"__url__", "offset"} <= {*columns}
     options = Options(
         template=template,
         samples_per_shard=samples_per_shard,
-        bytes_per_shard=_bytes(bytes_per_shard),
+        bytes_per_shard=nbytes,
         shuffle=None if shuffle is None else int(shuffle),
         members=_checked_members(frame, members, columns, has_samples),
         has_samples=has_samples,
@@ -188,23 +234,31 @@ _SAMPLES_PER_SHARD = 10_000
 
 
 def _split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
-    """Split a path of shards into the output folder and the template of their names.
-
-    Raises
-    ------
-    ArgumentError
-        If the path has no field for the number, or can't be written.
-    """
+    """Split a path of shards into the output folder and the template of their names."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
         raise ArgumentError(f"{path!r} is no path")
     folder, slash, template = text.rpartition("/")
-    if not _is_template(template) or _fields(folder) != [] or "\0" in folder:
+    if not _is_template(template) or "{" in folder or "\0" in folder:
         raise ArgumentError(
             f"{text!r} is no name for shards: it needs one field for their number, in its last "
             "part, and ends with .tar, as 'out/{shard:06d}.tar' does"
         )
     return open_output(f"{folder}{slash}" or ".", EXPORT_ADVICE, storage_options), template
+
+
+def _is_template(template: str) -> bool:
+    """True for a name of tar files, which differs by the number of the shard."""
+    try:
+        names = {template.format(shard=number) for number in (0, 1)}
+    except (ValueError, LookupError):
+        return False
+    is_name = template.endswith(".tar") and not template.startswith((".", "_"))
+    return len(names) == 2 and is_name and all(map(_is_file_name, names))
+
+
+def _is_file_name(name: str) -> bool:
+    return is_utf8(name) and len(name.encode()) <= 255 and name.isprintable() and " " not in name
 
 
 def _checked_members(
@@ -224,7 +278,11 @@ def _checked_members(
     # Of samples that lack their locations, only pixels that the user names are not lost.
     is_made = bool(selection.from_columns) and not reads_samples(frame)
     if not has_samples and not is_made and not selection.pixels:
-        raise _no_locations(columns)
+        missing = [name for name in ("__url__", "offset") if name not in columns]
+        raise ArgumentError(
+            f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs "
+            "__url__ and offset, which say where each sample is, or images to write"
+        )
     return selection
 
 
@@ -238,7 +296,9 @@ def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members)
             would, refuse = "leave them out", members.copied is None
             drop = "leaves them out"
         else:
-            would, refuse = "write the stored images", _copies(members, origin)
+            would, refuse = "write the stored images", members.copies_images
+            if origin.member == "other":
+                refuse = any(map(members.keeps, origin.extensions)) or not origin.extensions
             drop = "says that the stored images are meant"
         if refuse:
             raise ArgumentError(
@@ -249,50 +309,158 @@ def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members)
             )
 
 
-def _no_locations(columns: Sequence[str]) -> ArgumentError:
-    missing = [name for name in ("__url__", "offset") if name not in columns]
-    return ArgumentError(
-        f"the frame has no column {', '.join(map(repr, missing))}: to_webdataset needs __url__ and "
-        "offset, which say where each sample is, or images to write"
-    )
+# The rejected rows, until the plan is written: before it, the folder holds no file of an export.
+_STAGED_LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 
-def _copies(members: Members, origin: ImageOrigin) -> bool:
-    """True if an export copies the stored image whose pixels a column has changed."""
-    if origin.member == "image":
-        return members.copies_images
-    return any(map(members.keeps, origin.extensions)) if origin.extensions else True
+def export(
+    frame: Any, columns: Sequence[str], context: ExportContext, *, resume: bool, overwrite: bool
+) -> pd.DataFrame:
+    """Write a frame's samples as shards; see `to_webdataset`."""
+    if resume and overwrite:
+        raise ArgumentError(
+            "resume=True goes on with what is there and overwrite=True removes it: choose one"
+        )
+    with acquire(context.output, steal=resume or overwrite) as check_lock:
+        target = find_previous(context.output)
+        if not resume and not overwrite:
+            target.refuse()
+        needed = dict.fromkeys([*columns, *context.options.members.columns])
+        token = frame_fingerprint(frame, [name for name in needed if name in frame.columns])
+        if overwrite and target.plan is not None:
+            # Written apart, and moved when it is whole; a killed run of the same call goes on.
+            context = replace(context, output=replacement_of(context.output))
+            previous = find_previous(context.output)
+            if previous.plan is not None and previous.differences(token, context.options):
+                context.output.remove(previous.files)
+                previous = find_previous(context.output)
+        else:
+            previous = target
+            previous.refuse_other(token, context.options)
+            previous.refuse_missing_files()
+        return _Run(frame, columns, token, context, previous, target, check_lock).run()
 
 
-def _is_template(template: str) -> bool:
-    """True for a name of tar files with one field, which gives valid and distinct names."""
-    if not template.endswith(".tar") or _fields(template) != ["shard"]:
-        return False
-    if re.search(r"\d{4}", template.partition("{")[2].partition("}")[0]):
-        return False  # a width of thousands: no valid name, perhaps not even enough memory
-    try:
-        names = {template.format(shard=number) for number in (0, 1, 10_000_000)}
-    except (ValueError, KeyError, IndexError, OverflowError):
-        return False
-    hidden = template.startswith((".", "_"))
-    return len(names) == 3 and not hidden and all(map(_is_file_name, names))
+@dataclass
+class _Run:
+    """A run of an export: new, or resumed.
 
+    ``columns`` are those of its sidecars, ``token`` is the frame's fingerprint. ``previous`` is
+    what it goes on with where it writes, ``target`` what is in the folder of the result, and is
+    replaced if that is another one.
+    """
 
-def _is_file_name(name: str) -> bool:
-    fits = is_utf8(name) and len(name.encode()) <= 255
-    return fits and name.isprintable() and not any(sign in name for sign in "/ ")
+    frame: Any
+    columns: Sequence[str]
+    token: str
+    context: ExportContext
+    previous: PreviousExport
+    target: PreviousExport
+    check_lock: Callable[[], None]
 
+    @property
+    def output(self) -> OutputStore:
+        """The folder where it writes."""
+        return self.context.output
 
-def _fields(text: str) -> list[str] | None:
-    """The names of the format fields in a text; None if it is no format string."""
-    try:
-        return [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
-    except ValueError:
-        return None
+    def run(self) -> pd.DataFrame:
+        """Plan the export and write its shards, except what an earlier run has done."""
+        manifest = self.previous.manifest
+        if manifest is None:
+            manifest = self._write(self.previous.plan or self._plan())
+        target = self.target.output
+        if self.output != target:  # replace the earlier export, now that this one is whole
+            existing = self.output.sizes()
+            files = [*find_previous(self.output).files[1:], MANIFEST]
+            new = {f"{REPLACEMENT}/{name}": name for name in files if name in existing}
+            self.check_lock()
+            swap(target, new, self.target.files_to_remove())
+        target.remove_staging()
+        return result_frame(target, manifest)
 
+    def _write(self, plan: dict[str, Any]) -> dict[str, Any]:
+        """Write the shards of a plan that are not there yet, and the manifest."""
+        context = replace(self.context, run=self._begin_run())
+        shards = one_task_per_item(partial(write_shard, context=context), range(plan["shards"]))
+        refuse_other_run(self.output, context.run)
+        self.check_lock()
+        left_out = self.output.read(_STAGED_LEFT_OUT)
+        if left_out is not None:
+            self.output.put(LEFT_OUT, left_out)
+        samples = sum(record["samples"] for record in shards)
+        manifest = {"format": FORMAT, "samples": samples, **plan["attrs"], "shards": shards}
+        self.output.put(MANIFEST, json.dumps(manifest, indent=1).encode())
+        self.output.fsync()
+        return manifest
 
-def _bytes(size: Any) -> int | None:
-    nbytes = number_of_bytes(size)
-    if nbytes is None and size is not None:
-        raise ArgumentError(f"bytes_per_shard={size!r}: pass bytes, or a text such as '1 GB'")
-    return nbytes
+    def _plan(self) -> dict[str, Any]:
+        """Plan the export, and take over the folder: write the plan, as in ``_plan.json``."""
+        self.output.remove_staging()
+        try:
+            options = self.context.options
+            first = file_names(options.template, options.sidecar, options.index, 0)
+            self._refuse_sources([*first, *self.target.files])
+            staged = stage_frame(self.frame, self.context, self.columns)
+            plan, rejected = make_plan(staged, self.context, shards_read(self.frame))
+            left_out = rejected.summary()
+            description = self._describe(plan, left_out)
+            # Sources of a computed frame are known by its rows only, rejected ones included.
+            urls = staged.rows.column("url").combine_chunks().dictionary.to_pylist()
+            self._refuse_files(description, urls)
+            self.target.refuse_loss(len(plan.rows), left_out)
+        except BaseException:
+            self.check_lock()  # without it, staged files may be another run's
+            self.output.remove_staging()
+            self.target.output.remove_empty_staging()
+            raise
+        # From here on tasks of an earlier run commit nothing: they would restore removed files.
+        self._begin_run()
+        plan.write(self.output, staged.schema)
+        if left_out:
+            self.output.put(_STAGED_LEFT_OUT, parquet_bytes(rejected.table()))
+        if not self.output.create(PLAN, json.dumps(description, indent=1).encode()):
+            raise ExportError(f"another export began in {self.output.url} just now")
+        return description
+
+    def _describe(self, plan: ShardPlan, left_out: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "options": self.context.options.as_json(),
+            "samples": len(plan.rows),
+            "shards": plan.shards,
+            "frame": self.token,
+            "attrs": {
+                "left_out": left_out,
+                "damaged": {url_identity(s.url): s.damage for s in plan.sources if s.damage},
+                "interleaved": sum(source.interleaved for source in plan.sources),
+                "sources": [url_identity(source.url) for source in plan.sources if source.url],
+            },
+        }
+
+    def _refuse_files(self, plan: dict[str, Any], urls: Sequence[str | None]) -> None:
+        """Refuse a plan whose files are of equal names, others' files, or among the sources."""
+        files = shard_files(plan)
+        twice = [name for name, count in Counter(files).items() if count > 1]
+        if twice:
+            raise ArgumentError(
+                f"{plan['options']['template']!r} gives {plan['shards']:,} shards the same names, "
+                f"{twice[0]!r} among them: number them in full, as 'out/{{shard:06d}}.tar' does"
+            )
+        files.append(LEFT_OUT)
+        self.target.refuse_foreign(files)
+        self._refuse_sources([*files, *self.target.files], urls)
+
+    def _refuse_sources(self, files: Sequence[str], urls: Sequence[str | None] = ()) -> None:
+        """Refuse to write or remove files that the frame reads, or that its rows are from."""
+        sources = set(filter(None, urls))
+        if isinstance(self.frame, FrameBase):
+            sources |= files_read(self.frame)
+        written = map(self.target.output.locate, files)
+        refuse_sources(sources, written, "export", searches=searches_of_frame(self.frame))
+
+    def _begin_run(self) -> str:
+        self.check_lock()
+        begin_run(self.target.output)
+        run = begin_run(self.output)
+        self.check_lock()
+        return run

@@ -30,7 +30,7 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
-from dask_image_ingest.texts import storable
+from dask_image_ingest.url_secrets import storable
 
 
 class ResultError(ArgumentError):

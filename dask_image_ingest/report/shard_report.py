@@ -1,4 +1,4 @@
-"""Report on one shard, for `describe` and `check`: headers of all images; decodes on request."""
+"""Reports on shards and collections, for `describe` and `check`: headers; decodes on request."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from dask.utils import format_bytes
 
@@ -26,9 +27,9 @@ from dask_image_ingest.decode import (
     printable,
 )
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.image_counts import IMAGE, add_counts, count_images
+from dask_image_ingest.image_counts import IMAGE, add_counts, count_images, total_images
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.tar import IMAGE_EXTENSIONS, ShardIndex, index_tar
+from dask_image_ingest.tar import IMAGE_EXTENSIONS, LINKS, ShardIndex, index_tar
 from dask_image_ingest.url_secrets import without_secrets
 
 #: Descriptions of members that are not read, by code.
@@ -115,21 +116,11 @@ _AS_STORED = DecodeSpec(max_pixels=MAX_PIXELS, mode="raw")
 
 @dataclass(slots=True)
 class Finding:
-    """Images or members with the same problem.
-
-    Attributes
-    ----------
-    count
-        Their number.
-    first
-        Keys or names of the first ones, at most `NAMED`.
-    detail
-        The error's details for the first one.
-    """
+    """Images or members with the same problem."""
 
     count: int = 0
-    first: list[str] = field(default_factory=list)
-    detail: str = ""
+    first: list[str] = field(default_factory=list)  # keys or names, at most `NAMED`
+    detail: str = ""  # the error's details for the first one
 
     def add(self, other: Finding) -> None:
         """Add more of them."""
@@ -140,47 +131,26 @@ class Finding:
 
 @dataclass(slots=True)
 class ShardReport:
-    """Findings on one shard, or on several together.
+    """Findings on one shard, or on several together."""
 
-    Attributes
-    ----------
-    url
-        The shard, without secrets.
-    unreadable
-        Why it cannot be read at all; None if it can.
-    damage
-        What is lost, and why; None if nothing is.
-    samples, members
-        Their numbers.
-    counts
-        Images by header, of `count_images`.
-    bad
-        Error code → the decoded images that have it.
-    duplicates
-        Keys of samples that have a member twice.
-    repeated
-        Keys of more than one sample.
-    interleaved
-        Keys whose members are not adjacent, so that webdataset would split the sample.
-    pax, sparse
-        Numbers of members with a PAX header, and of sparse ones: valid, but some readers reject
-        them.
-    skipped
-        Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
-    """
-
-    url: str
-    unreadable: str | None = None
-    damage: str | None = None
+    url: str  # without secrets
+    unreadable: str | None = None  # why it cannot be read at all
+    damage: str | None = None  # what is lost, and why
     samples: int = 0
     members: int = 0
+    #: Images by header, of `count_images`.
     counts: pd.DataFrame = field(default_factory=lambda: count_images(pd.DataFrame()))
+    #: Error code → the decoded images that have it.
     bad: dict[str, Finding] = field(default_factory=dict)
+    #: Keys of samples that have a member twice, of several samples, and of samples whose members
+    #: are not adjacent, so that webdataset would split them.
     duplicates: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
+    #: Numbers of members with a PAX header, and of sparse ones, which some readers reject.
     pax: int = 0
     sparse: int = 0
+    #: Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
     skipped: dict[str, Finding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -208,18 +178,8 @@ def inspect_shard(
 ) -> ShardReport:
     """Report on a shard: read the headers of its images, and decode them with ``decode_too``.
 
-    Parameters
-    ----------
-    image
-        Extensions of the samples' image, to inspect only that. None: the extensions of a read, and
-        all further images of each sample.
-    mode
-        The mode to decode the samples' image in.
-
-    Raises
-    ------
-    ArgumentError
-        If ``image`` is not a list of extensions.
+    ``image`` has the extensions of the samples' image, to inspect only that, decoded in ``mode``;
+    by default those of a read, and all further images of each sample.
     """
     extensions = parse_image_extensions(image or IMAGE_EXTENSIONS)
     first = ImageMember("image", extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))
@@ -228,13 +188,13 @@ def inspect_shard(
             index = index_tar(content, url)
             rows = SampleRows(url, content, index, ReadOptions((first,)))
             report = _report_of_index(url, index, rows)
-            images = [(IMAGE, first.decoding, rows)]
+            images = [(IMAGE, first, rows.numbers)]
             if image is None:
-                images += _other_images(index, rows, extensions, report)
-            for kind, decoding, members in images:
-                if decode_too:
-                    _decode(report, kind, decoding, members)
-            report.counts = add_counts(_count(kind, members) for kind, _, members in images)
+                images += _other_images(index, extensions, report)
+            if decode_too:
+                for images_of_kind in images:
+                    _decode(report, rows, *images_of_kind)
+            report.counts = add_counts(_count(rows, *images_of_kind) for images_of_kind in images)
     except (ShardError, ShardNotFoundError) as error:
         return ShardReport(url, unreadable=printable(str(error), 1000))
     return report
@@ -258,7 +218,7 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
         damage=None if damage is None else f"{damage.code}: {damage.reason}",
         samples=len(index),
         members=index.members,
-        duplicates=[rows.keys[row] for row in sorted(index.duplicates)],
+        duplicates=rows.keys(np.array(sorted(index.duplicates), np.int64)),
         repeated=list(index.repeated),
         interleaved=list(index.interleaved),
         pax=index.pax,
@@ -268,9 +228,11 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
 
 
 def _other_images(
-    index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...], report: ShardReport
-) -> Iterator[tuple[str, DecodeSpec, SampleRows]]:
+    index: ShardIndex, extensions: tuple[str, ...], report: ShardReport
+) -> Iterator[tuple[str, ImageMember, np.ndarray]]:
     """Further images: members with an image's suffix that are not their sample's image, by kind.
+
+    Gives for each kind the numbers of the samples that have one.
 
     Kinds beyond the first `_MOST_KINDS` are counted in the report as skipped.
     """
@@ -284,14 +246,15 @@ def _other_images(
         if kind in extensions:
             # It is further only where the sample has a member of a preferred extension.
             present = pc.and_(present, index.has(*extensions[: extensions.index(kind)]))
-        samples = rows.take(np.flatnonzero(present))
-        yield kind, _AS_STORED, samples.of(ImageMember(kind, (kind,), _AS_STORED))
+        yield kind, ImageMember(kind, (kind,), _AS_STORED), np.flatnonzero(present)
 
 
-def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:
-    pixels = decode(rows.encoded_images, decoding, NoPixels())
+def _decode(
+    report: ShardReport, rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray
+) -> None:
+    pixels = decode(rows.images(member, numbers), member.decoding, NoPixels())
     suffix = "" if kind == IMAGE else f".{kind}"
-    for key, error in zip(rows.keys, pixels.errors, strict=True):
+    for key, error in zip(rows.keys(numbers), pixels.errors, strict=True):
         # A duplicate member is an error of its whole sample: count it once, for its image.
         if error is not None and not (suffix and error.startswith("duplicate-member")):
             _add(report, f"{key}{suffix}", error)
@@ -302,10 +265,202 @@ def _add(report: ShardReport, key: str, error: str) -> None:
     report.bad.setdefault(code, Finding()).add(Finding(1, [key], detail))
 
 
-def _count(kind: str, rows: SampleRows) -> pd.DataFrame:
-    table = rows.table(["format", "height", "width", "nbytes"])
+def _count(rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray) -> pd.DataFrame:
+    names = ("format", "height", "width", "nbytes")
+    table = pa.table({name: rows.field(member, name, numbers) for name in names})
+    headers, opened = rows.headers(member, numbers), rows.opened(member, numbers)
     baseline = [
-        header.format == "jpeg" and is_baseline_jpeg(rows.opened(row))
-        for row, header in enumerate(rows.headers)
+        header.format == "jpeg" and is_baseline_jpeg(data)
+        for header, data in zip(headers, opened, strict=True)
     ]
     return count_images(table.to_pandas().assign(baseline=baseline), kind)
+
+
+_PROBLEMS = {
+    "duplicates": "with a member twice",
+    "repeated": "in more than one sample",
+    "interleaved": "with members apart from each other",
+}
+
+
+def summarize(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
+    """Totals of all shards, and of each shard; with ``decoded``, also its bad images."""
+    total = _facts(merge_reports(shards), decoded)
+    lost = {s.url: f"unreadable: {s.unreadable}" if s.unreadable else s.damage for s in shards}
+    return {
+        "shards": len(shards),
+        "bad_shards": sum(map(_has_problems, shards)),
+        "unreadable": [shard.url for shard in shards if shard.unreadable],
+        "damaged": {url: why for url, why in lost.items() if why},
+        **total,
+        **{name: len(total[name]) for name in KEYS},
+        "per_shard": [
+            {"url": s.url, "unreadable": s.unreadable, "damage": s.damage, **_facts(s, decoded)}
+            for s in shards
+        ],
+    }
+
+
+def describe_text(summary: dict[str, Any]) -> str:
+    """The summary as text, with a line for each shard."""
+    folder = common_folder([shard["url"] for shard in summary["per_shard"]])
+    lines = [
+        f"{number(summary['samples'], 'sample')} in {number(summary['shards'], 'shard')}"
+        + (f" of {folder}" if folder else ""),
+        "",
+        f"bytes    {format_bytes(summary['bytes'])} encoded, "
+        f"{format_bytes(summary['rgb_bytes'])} decoded to RGB",
+        f"formats  {_formats(summary)}",
+        "size     " + _sizes_text(summary),
+        *(f"{printable(kind):8} {_other_text(other)}" for kind, other in summary["others"].items()),
+        f"bad      {_bad_text(summary)}",
+        *(f"skipped  {number(n, 'member')}: {SKIPPED[c]}" for c, n in summary["skipped"].items()),
+        *(f"damaged  {printable(url, 1000)}: {why}" for url, why in summary["damaged"].items()),
+        "",
+    ]
+    table = pd.DataFrame([_shard_row(shard, folder) for shard in summary["per_shard"]])
+    return "\n".join(lines) + ("\n" + table.to_string(index=False) if len(table) else "")
+
+
+def check_text(summary: dict[str, Any], shards: Sequence[ShardReport]) -> str:
+    """The summary as text: totals, bad images by reason, and the problems of each shard."""
+    bad, others = summary["bad_images"], summary["others"]
+    nbytes = summary["bytes"] + sum(other["bytes"] for other in others.values())
+    beside = listing({printable(kind): other["images"] for kind, other in others.items()})
+    lines = [
+        f"{summary['shards']:,} shards, {summary['samples']:,} samples, "
+        f"{format_bytes(nbytes)} of images"
+        + (f", with those beside the first: {beside}" if others else ""),
+        f"{summary['bad_shards']:,} shards with problems, "
+        f"{sum(entry['count'] for entry in bad.values()):,} bad images",
+    ]
+    if bad:
+        width = max(map(len, bad))
+        lines += ["", "bad images"]
+        lines += [
+            f"  {code:{width}}  {entry['count']:>7,}  {_keys(entry['count'], entry['first'])}"
+            for code, entry in bad.items()
+        ]
+    for shard in shards:
+        notes = list(_notes(shard))
+        if notes:
+            lines += ["", printable(shard.url, 1000), *(f"  {note}" for note in notes)]
+    return "\n".join(lines)
+
+
+def _has_problems(shard: ShardReport) -> bool:
+    """True if anything is lost or missing, cannot be decoded, or is ambiguous."""
+    counts = shard.counts
+    unread = counts["images"].where(counts["height"].isna(), 0)
+    return bool(
+        shard.unreadable
+        or shard.damage
+        or not shard.skipped.keys().isdisjoint(LINKS)
+        or shard.bad
+        or shard.duplicates
+        or shard.repeated
+        or (counts["images"] < counts["samples"]).any()
+        or unread.any()
+    )
+
+
+def _facts(shard: ShardReport, decoded: bool) -> dict[str, Any]:
+    counts = shard.counts
+    images = counts[counts["member"] == IMAGE]
+    others = counts[counts["member"] != IMAGE]
+    pixels = images["height"] * images["width"] * images["images"]
+    facts = {name: getattr(shard, name) for name in (*NUMBERS, *KEYS)}
+    facts |= total_images(images)
+    facts |= {
+        "rgb_bytes": int(pixels.sum()) * 3,
+        "baseline_jpegs": _baseline(images),
+        "others": {kind: total_images(rows) for kind, rows in others.groupby("member", sort=False)},
+        "skipped": {code: members.count for code, members in shard.skipped.items()},
+    }
+    if decoded:
+        ordered = sorted(shard.bad.items(), key=lambda item: -item[1].count)
+        facts["bad_images"] = {code: asdict(bad) for code, bad in ordered}
+    return facts
+
+
+def _baseline(images: pd.DataFrame) -> int | None:
+    """Number of baseline JPEGs; None if it was not checked."""
+    if images["baseline"].isna().any():
+        return None
+    return int(images["images"][images["baseline"].astype(bool)].sum())
+
+
+def _formats(summary: dict[str, Any]) -> str:
+    jpegs, baseline = summary["formats"].get("jpeg", 0), summary["baseline_jpegs"]
+    text = listing(summary["formats"])
+    # Worth knowing: hardware decoders take baseline JPEGs only.
+    has_others = baseline is not None and baseline < jpegs
+    return text + (f" ({baseline:,} of the jpeg are baseline)" if has_others else "")
+
+
+def _sizes_text(images: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {w} × {h}" for name, (w, h) in images["sizes"].items())
+
+
+def _other_text(other: dict[str, Any]) -> str:
+    bad = other["unreadable_headers"]
+    return (
+        f"{number(other['images'], 'image')}, {format_bytes(other['bytes'])}: "
+        f"{listing(other['formats'])}; {_sizes_text(other)}"
+        + (f"; {bad:,} with an unreadable header" if bad else "")
+    )
+
+
+def _bad_text(summary: dict[str, Any]) -> str:
+    counts = {
+        "without an image": summary["samples"] - summary["images"],
+        "with an unreadable header": summary["unreadable_headers"],
+    }
+    problems = [f"{count:,} {problem}" for problem, count in counts.items() if count]
+    problems += [
+        f"{number(summary[name], 'key')} {_PROBLEMS[name]}"
+        for name in ("duplicates", "repeated")
+        if summary[name]
+    ]
+    if errors := {code: bad["count"] for code, bad in summary.get("bad_images", {}).items()}:
+        problems.append("errors: " + listing(errors))
+    unknown = "none seen (nothing decoded)"
+    return "; ".join(problems) or ("none" if "bad_images" in summary else unknown)
+
+
+def _shard_row(shard: dict[str, Any], folder: str) -> dict[str, Any]:
+    width, height = shard["sizes"].get("median", ("–", "–"))
+    row = {
+        "shard": shard["url"].removeprefix(folder),
+        "samples": shard["samples"],
+        "bytes": format_bytes(shard["bytes"]),
+        "formats": listing(shard["formats"]),
+        "median size": f"{width} × {height}",
+        "unreadable": shard["unreadable_headers"],
+    }
+    if "bad_images" in shard:
+        row["errors"] = sum(bad["count"] for bad in shard["bad_images"].values())
+    return row
+
+
+def _notes(shard: ShardReport) -> Iterator[str]:
+    if shard.unreadable:
+        yield f"unreadable: {shard.unreadable}"
+    if shard.damage:
+        yield f"{printable(shard.damage, 1000)} (the {shard.samples:,} samples before it are whole)"
+    for code, bad in shard.bad.items():
+        yield f"{bad.count:,} {code}: {_keys(bad.count, bad.first)} ({bad.detail})"
+    for name, problem in _PROBLEMS.items():
+        if keys := getattr(shard, name):
+            yield f"{number(len(keys), 'key')} {problem}: {_keys(len(keys), keys[:3])}"
+    for code, members in shard.skipped.items():
+        yield (
+            f"{number(members.count, 'member')} skipped: {SKIPPED[code]}, "
+            f"first {printable(members.first[0])}"
+        )
+    if _has_problems(shard) and (shard.pax or shard.sparse):
+        yield f"{shard.pax:,} members with a PAX header, {shard.sparse:,} sparse members"
+
+
+def _keys(count: int, first: Sequence[str]) -> str:
+    return ", ".join(map(printable, first)) + (" ..." if count > len(first) else "")

@@ -256,12 +256,9 @@ def index_head(content: LazyBytes, url: str) -> tuple[ShardIndex, float]:
         index = index_tar(_Prefix(reader, length), url)
         if len(index) > _SAMPLES:
             if _last_extensions(reader, size) <= set(index.extensions):
-                last = len(index) - 1
-                spans = index.samples[last].members.values()
-                head = index.first(last)
-                # A hard link lies where an earlier sample does.
+                head = index.first(len(index) - 1)  # the last one may lack members
                 ends = (head.places(extension).offsets.max() for extension in head.extensions)
-                return head, max(min(span[0] for span in spans), *map(int, ends)) / size
+                return head, max(map(int, ends)) / size
             break
         length *= 4
     return index_tar(reader, url), 1.0

@@ -5,8 +5,7 @@ In: a frame, of which only the rows shown are decoded. Out: HTML that needs no o
 
 from dask_image_ingest.view.gallery import gallery, refuse_source
 from dask_image_ingest.view.page import Thumbnails, columns_chart, page, write_page
-from dask_image_ingest.view.references import references_of_images
-from dask_image_ingest.view.thumbnails import first_rows, make_thumbnails
+from dask_image_ingest.view.thumbnails import first_rows, make_thumbnails, references_of_images
 
 __all__ = [
     "Thumbnails",

@@ -37,12 +37,14 @@ from dask_image_ingest.storage.output import refuse_sources
 from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,
-    check_title,
     columns_chart,
     refuse_no_page,
 )
-from dask_image_ingest.view.references import decode_references, references_of_images
-from dask_image_ingest.view.thumbnails import make_thumbnails
+from dask_image_ingest.view.thumbnails import (
+    decode_references,
+    make_thumbnails,
+    references_of_images,
+)
 
 # Bins of the histograms: lower edges of sizes in pixels, and aspect ratios.
 _EDGES = (0, 32, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144, 8192)
@@ -117,7 +119,6 @@ def gallery(
         check_path("path", path)
     check_flag("decode", decode)
     storage_options = check_storage_options(storage_options)
-    check_title(title)
     if path is not None:
         refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame

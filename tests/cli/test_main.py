@@ -23,6 +23,8 @@ from dask_image_ingest import cli, read_webdataset_images
 from dask_image_ingest.cli.main import make_parser
 from dask_image_ingest.cli.verbs import WRONG_ARGUMENTS
 
+MAIN = "import sys; from dask_image_ingest.cli import main; sys.exit(main())"
+
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory):
@@ -212,7 +214,7 @@ def test_runs_on_a_cluster_by_its_address(good, cluster, capsys):
 
 @pytest.mark.slow
 def test_stops_quietly_when_nobody_reads_on(good):
-    command = f"{sys.executable} -m dask_image_ingest.cli head {good} | head -n 0"
+    command = f'{sys.executable} -c "{MAIN}" head {good} | head -n 0'
     shell = ["bash", "-o", "pipefail", "-c", command]
     finished = subprocess.run(shell, capture_output=True, text=True, timeout=280)
     assert finished.stderr == ""
@@ -284,7 +286,7 @@ def test_a_number_of_rows_has_to_be_positive(good, capsys):
 
 @pytest.mark.slow
 def test_output_that_has_no_room_is_told_without_a_traceback(good):
-    command = [sys.executable, "-m", "dask_image_ingest.cli", "describe", str(good)]
+    command = [sys.executable, "-c", MAIN, "describe", str(good)]
     with open("/dev/full", "w") as full:
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
     told = "dask-image-ingest: cannot write the output: [Errno 28] No space left on device\n"

@@ -180,7 +180,7 @@ def test_a_batch_of_one_shape_and_one_of_many_give_the_same(photos):
             for name in PIXEL_SIGNALS:
                 assert together[name][number] == pytest.approx(alone[name], rel=1e-6, abs=1e-5)
             # By this, rows are ranked, which must not depend on partitions.
-            assert together["detail"][number] == alone["detail"]
+            assert together["fine_detail"][number] == alone["fine_detail"]
 
 
 def test_aspect_and_area_decode_nothing(ddf, photos, work):  # noqa: F811

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import hashlib
+import importlib
 import io
 import json
 import logging
@@ -18,8 +19,11 @@ from witnesses import contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
-from dask_image_ingest.export import run, write_shards
-from dask_image_ingest.storage.output import local_store
+from dask_image_ingest.export import write_shards
+from dask_image_ingest.storage.output import store as output_store
+
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def stop_at(monkeypatch):
 
     def stop(number):
         commits = []
-        commit = local_store.LocalStore.commit
+        commit = output_store.LocalStore.commit
 
         def committing(self, file, name, *args):
             if name.endswith(".tar"):
@@ -60,7 +64,7 @@ def stop_at(monkeypatch):
                     raise Stopped
             commit(self, file, name, *args)
 
-        monkeypatch.setattr(local_store.LocalStore, "commit", committing)
+        monkeypatch.setattr(output_store.LocalStore, "commit", committing)
 
     return stop
 
@@ -143,7 +147,7 @@ def test_it_goes_on_with_other_partitions(shards, out, tmp_path, stop_at, monkey
 def test_a_finished_export_without_all_of_its_files_is_told(table, out):
     export(table, out)
     os.truncate(out / "003.parquet", 10)
-    with pytest.raises(ExportError, match="files are missing. overwrite=True writes it anew"):
+    with pytest.raises(ExportError, match="files are missing"):
         export(table, out, resume=True)
 
 
@@ -395,7 +399,7 @@ def test_a_staged_table_that_cannot_be_read_back_is_told(table, out, monkeypatch
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     failing = pa.PythonFile(Failing(b"ARROW1" * 100), mode="r")
-    monkeypatch.setattr(local_store.LocalStore, "open", lambda self, name: failing)
+    monkeypatch.setattr(output_store.LocalStore, "open", lambda self, name: failing)
     told = rf"{out}/_staging/\S+ cannot be read: .*{os.strerror(errno.EIO)}"
     with pytest.raises(ExportError, match=told):
         export(table, out)

@@ -14,8 +14,8 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.export import tar_layout, write_shards
-from dask_image_ingest.export.tar_layout import TarWriter
+from dask_image_ingest.export import write_shards
+from dask_image_ingest.export.write_shards import TarWriter
 
 # Members of random bytes, whatever their extension: as columns they have no text.
 pytestmark = pytest.mark.filterwarnings("ignore:.*became null")
@@ -44,9 +44,9 @@ def test_a_shuffle_over_many_shards_keeps_few_files_open(many, tmp_path, monkeyp
     opened = []
     write = TarWriter.write
 
-    def counting(self, member, *pieces):
+    def counting(self, member, pieces):
         opened.append(len(os.listdir("/proc/self/fd")))
-        write(self, member, *pieces)
+        write(self, member, pieces)
 
     monkeypatch.setattr(TarWriter, "write", counting)
     before = len(os.listdir("/proc/self/fd"))
@@ -105,8 +105,8 @@ def test_members_of_any_size_in_any_order_with_anything_between(seed, rng, tmp_p
     """Few bytes at once, so that runs, pieces and blocks end in all places."""
     at_once = rng.choice([1, 700, 5000])
     monkeypatch.setattr(write_shards, "AT_ONCE", at_once)
-    monkeypatch.setattr(tar_layout, "AT_ONCE", at_once)
-    monkeypatch.setattr(tar_layout, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
+    monkeypatch.setattr(write_shards, "AT_ONCE", at_once)
+    monkeypatch.setattr(write_shards, "_BEHIND", rng.choice([1, 5000, 4 << 20]))
     monkeypatch.setattr(write_shards, "_GAP", rng.choice([0, 512, 2000]))
     monkeypatch.setattr(write_shards, "_LARGE", rng.choice([6000, 20_000]))
     sizes = [0, 0, 0, 1, 511, 512, 513, 3000, 6001, 30_000]

@@ -9,7 +9,7 @@ import tarfile
 import numpy as np
 import pytest
 
-from dask_image_ingest.export.tar_layout import (
+from dask_image_ingest.export.write_shards import (
     headers,
     padding,
     room_for_members,

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pytest
 from tars import random_tar, tar
 
-from dask_image_ingest.export.manifest import Options
+from dask_image_ingest.export.files import Options
 from dask_image_ingest.export.member_selection import as_table, select_members, select_vectorized
 from dask_image_ingest.export.members import Members
 from dask_image_ingest.tar import index_tar

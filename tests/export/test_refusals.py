@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 
 import dask.dataframe as dd
@@ -13,6 +14,9 @@ from witnesses import by_webdataset, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError
+
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 
 
 @pytest.fixture
@@ -152,8 +156,6 @@ def test_a_shard_that_was_replaced_is_named(rows, tmp_path):
 
 
 def test_a_source_that_changes_while_it_is_copied_is_an_error(rows, tmp_path, monkeypatch):
-    from dask_image_ingest.export import run
-
     def planned(*args, **kwargs):
         plan = make_plan(*args, **kwargs)
         os.utime(tmp_path / "in.tar", (1, 1))
@@ -175,10 +177,10 @@ def test_a_frame_without_locations_is_refused(column, rows, tmp_path):
 @pytest.mark.parametrize(
     "name",
     [
-        *("out.tar", "{shard}.zip", "{shard}.tar.gz", "{x}.tar", "{shard}-{shard}.tar"),
+        *("out.tar", "{shard}.zip", "{shard}.tar.gz", "{x}.tar", "{x}/{shard}.tar"),
         *("{shard}/a.tar", "_{shard}.tar", ".{shard}.tar", "{shard.tar", "{}.tar"),
         *("{shard:q}.tar", "{shard!r:>9}.tar", "{shard:c}.tar", "\0{shard}.tar", "\0/{shard}.tar"),
-        *("{shard:>99999999999}.tar", "{shard:0300d}.tar", "\ud800{shard}.tar"),
+        *("{shard:0300d}.tar", "\ud800{shard}.tar"),
     ],
 )
 def test_names_that_are_none_for_shards_are_refused(name, rows, tmp_path):

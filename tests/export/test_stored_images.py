@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 from functools import partial
 
@@ -19,7 +20,9 @@ from witnesses import by_webdataset, contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export import run
+
+# The module, not the function of this name.
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword:Warning")  # of Dask
 

@@ -14,16 +14,16 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, SAME_ROWS
+from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, SAME_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Scan, ScanPlaceholder, Steps
-from dask_image_ingest.dataset.references.ahead import fetch_rows
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (
     Fetch,
     decode_partition,
     decode_pieces,
     encoded_sizes,
-    fetch_headers,
+    fetch,
+    fetch_rows,
     reference_rows,
     references_of,
 )
@@ -163,8 +163,8 @@ def _total_sizes(frame: Any, images: Sequence[ColumnDecode]) -> np.ndarray:
     return np.sum([encoded_sizes(frame, each) for each in images], axis=0)
 
 
-# Headers that are read to estimate the decoded size of a partition.
-_SAMPLED = 64
+# Images that are fetched to estimate the decoded size of a partition.
+_SAMPLED = 16
 
 
 def _decode_rows(
@@ -236,7 +236,7 @@ class LastDecode:
             references = [reference for reference in per_row if reference is not None]
             if any(reference.bytes is not None for reference in references):
                 return None
-            headers = fetch_headers(references, each.decoding, each.storage_options)
+            headers, _ = fetch(references, each.decoding, each.storage_options)
             nbytes += sum(map(each.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
 

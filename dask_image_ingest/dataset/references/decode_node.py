@@ -24,13 +24,17 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     never,
     post_dominates,
 )
-from dask_image_ingest.dataset.plan.computed_columns import (
+from dask_image_ingest.dataset.plan.columns import (
     AppendsColumns,
     AssignColumns,
     uses_columns,
 )
-from dask_image_ingest.dataset.plan.operators import ROW_WISE
-from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
+from dask_image_ingest.dataset.plan.operations import (
+    ROW_WISE,
+    conjuncts,
+    is_row_wise,
+    is_total,
+)
 from dask_image_ingest.dataset.plan.scan_node import (
     HeadOfRead,
     ReadAndDecode,

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.computed_columns import MapColumns
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_bytes
+from dask_image_ingest.dataset.plan.columns import MapColumns
+from dask_image_ingest.dataset.schema.file_columns import check_encoded_type, encoded_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     REFERENCE,

@@ -7,11 +7,17 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, known_samples
+from dask_image_ingest.dataset.scan.samples import (
+    SampleRows,
+    first_dot_hint,
+    give_up,
+    known_samples,
+)
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
-from dask_image_ingest.dataset.warning import first_dot_hint
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
 from dask_image_ingest.storage import ByteReader, Shard, open_late, open_shard
@@ -126,12 +132,12 @@ class FirstShard:
     def _decoded_bytes(self, step: int, options: ReadOptions) -> int:
         """Bytes that every ``step``-th sample decodes to, by the headers of its images."""
         url, content = self.shard.url, self.content
-        some = range(0, len(self.index), step)
+        some = np.arange(0, len(self.index), step)
         # If a header column of the index is damaged, read the headers from the images instead.
         with suppress(UnusableIndexError):
-            return SampleRows(url, content, self.index, options).take(some).decoded_bytes()
+            return SampleRows(url, content, self.index, options).decoded_bytes(some)
         places = self.index.first(len(self.index))
-        return SampleRows(url, content, places, options).take(some).decoded_bytes()
+        return SampleRows(url, content, places, options).decoded_bytes(some)
 
     def warn_of_unknown(self, schema: Schema, images: Mapping[str, Sequence[str]]) -> None:
         """Warn of requested members and fields that the shard lacks, which may be misspelt.

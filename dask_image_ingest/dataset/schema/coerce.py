@@ -187,18 +187,18 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     if pa.types.is_struct(type_):
         return _null_or(_record({field.name: strict_coercion(field.type) for field in type_}))
     if pa.types.is_boolean(type_):
-        return _null_or(_boolean)
+        return _null_or(functools.partial(_exactly, bool))
     if pa.types.is_integer(type_):
         return _null_or(_integer)
     if pa.types.is_floating(type_):
         return _null_or(_float)
     if is_text(type_):
-        return _null_or(_text)
+        return _null_or(functools.partial(_exactly, str))
     if pa.types.is_decimal(type_):
         return _null_or(lambda value: _decimal(value, type_))
     if pa.types.is_temporal(type_):
         return _null_or(lambda value: _time(value, type_))
-    return _null_or(lambda value: b64decode(_text(value), validate=True))
+    return _null_or(lambda value: b64decode(_exactly(str, value), validate=True))
 
 
 def _null_or(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -218,14 +218,6 @@ def _record(fields: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str
     return lambda value: {
         name: coerce(_exactly(dict, value).get(name)) for name, coerce in fields.items()
     }
-
-
-def _boolean(value: Any) -> bool:
-    return _exactly(bool, value)
-
-
-def _text(value: Any) -> str:
-    return _exactly(str, value)
 
 
 def _integer(value: Any) -> int:

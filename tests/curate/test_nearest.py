@@ -7,8 +7,7 @@ import pytest
 from embeddings import table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import embed, find_nearest
-from dask_image_ingest.curate.embeddings import search
+from dask_image_ingest.curate import embed, find_nearest, vectors
 
 
 @pytest.mark.parametrize("partitions", [None, 1, 7, pytest.param(40, marks=pytest.mark.nightly)])
@@ -44,11 +43,11 @@ def test_equally_near_rows_come_by_key_whatever_the_partitions_are(random):
 def test_no_step_has_more_than_a_few_rows_of_each_partition(random, monkeypatch):
     sizes = []
 
-    def merge(found, k, merge=search._merge):
+    def merge(found, k, merge=vectors._top_k):
         sizes.append(len(found))
         return merge(found, k)
 
-    monkeypatch.setattr(search, "_merge", merge)
+    monkeypatch.setattr(vectors, "_top_k", merge)
     table = table_of(topics(random, 2000, 8))
     find_nearest(dd.from_pandas(table, npartitions=100), np.ones(8), k=3)
     # dask merges 8 at a time.

@@ -12,12 +12,12 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.fsspec_compat import file_system
-from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
-from dask_image_ingest.storage.remote.fetch import (
+from dask_image_ingest.storage.fetch import (
     Head,
     Retries,
+    Settings,
     Source,
+    configured_settings,
     fetch_head,
     fetch_range,
     latency_stats_of,
@@ -25,9 +25,9 @@ from dask_image_ingest.storage.remote.fetch import (
     request_threads,
     split,
 )
-from dask_image_ingest.storage.remote.fsspec_source import FsspecSource
-from dask_image_ingest.storage.remote.http import HTTPSource, credentials
-from dask_image_ingest.storage.settings import Settings, configured_settings
+from dask_image_ingest.storage.fsspec_files import FsspecSource, file_system
+from dask_image_ingest.storage.http_source import HTTPSource, credentials
+from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
 from dask_image_ingest.storage.shard import FileSystem, Shard, changed
 from dask_image_ingest.storage.streams import SpillFile, without_pipes_allowed
 

@@ -1,19 +1,28 @@
-"""Files that describe an export, and their names: the plan is written first, the manifest last."""
+"""Files of an export: their names, the plan and the manifest, and staged tables.
+
+The plan is written first, the manifest last. Staged tables are Arrow IPC files, written in batches
+and read back by row.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.members import Members
-from dask_image_ingest.storage.output import STAGING, OutputStore
+from dask_image_ingest.storage.output import STAGING, OutputStore, translate_write_errors
 from dask_image_ingest.url_secrets import without_secrets
 
 #: The plan is written first, the manifest last.
@@ -36,18 +45,14 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that determine the written bytes.
-
-    ``has_samples``: rows refer to samples of shards or to image files; else all members are from
-    columns.
-    """
+    """Options that determine the written bytes."""
 
     template: str
     samples_per_shard: int | None
     bytes_per_shard: int | None
     shuffle: int | None
     members: Members
-    has_samples: bool
+    has_samples: bool  # rows refer to samples or image files; else all members are from columns
     sidecar: bool
     index: bool
     errors: Literal["null", "raise", "drop"]
@@ -65,26 +70,13 @@ class Options:
 
 @dataclass(frozen=True)
 class ExportContext:
-    """Settings of an export that its tasks share.
-
-    Attributes
-    ----------
-    output, options
-        Where and what to write.
-    url
-        The folder of the finished export, which is not that of ``output`` if it is to replace
-        another one.
-    source_options
-        Storage options of the source shards.
-    run
-        Id of this run, for `refuse_other_run`.
-    """
+    """Settings of an export that its tasks share."""
 
     output: OutputStore
     options: Options
-    url: str
+    url: str  # the folder of the result; not that of ``output`` if it is to replace another export
     source_options: dict[str, Any] | None
-    run: str = ""
+    run: str = ""  # id of this run, for `refuse_other_run`
 
 
 def staged_name(prefix: str) -> str:
@@ -169,19 +161,17 @@ class PreviousExport:
         if plan["frame"] != frame:
             found.append(
                 "the frame is another one, since its query, its source shards or the code of its "
-                "functions have changed"
+                "functions have changed; a sample() without random_state is another each time, and "
+                "persist() leaves no query to compare"
             )
         return found
 
-    def refuse_other(self, frame: str, options: Options, unstable: Sequence[str]) -> None:
-        """Refuse to resume the export of another frame, or with other options.
-
-        ``unstable``: why the fingerprint of the same frame may differ, in words.
-        """
+    def refuse_other(self, frame: str, options: Options) -> None:
+        """Refuse to resume the export of another frame, or with other options."""
         differences = self.differences(frame, options) if self.plan is not None else []
         if differences:
             raise ExportError(
-                f"{self.output.url} has another export: {'; '.join([*differences, *unstable])}. "
+                f"{self.output.url} has another export: {'; '.join(differences)}. "
                 "overwrite=True replaces it, and goes on with an overwrite=True that was killed; "
                 "or choose another folder"
             )
@@ -228,13 +218,7 @@ class PreviousExport:
 
 
 def find_previous(output: OutputStore) -> PreviousExport:
-    """Read the plan and manifest of an earlier export.
-
-    Raises
-    ------
-    ExportError
-        If they are not of this package, or of another format version.
-    """
+    """Read the plan and manifest of an earlier export."""
     return PreviousExport(output, _description(output, PLAN), _description(output, MANIFEST))
 
 
@@ -276,3 +260,77 @@ def result_frame(output: OutputStore, manifest: Mapping[str, Any]) -> pd.DataFra
         **{name: manifest[name] for name in facts},
     }
     return frame
+
+
+_COMPRESSED = pa.ipc.IpcWriteOptions(compression="zstd")
+
+
+def write_batches(
+    output: OutputStore,
+    name: str,
+    schema: pa.Schema,
+    batches: Iterable[pa.Table],
+    compressed: bool = False,
+) -> None:
+    """Write tables that have rows, each as one batch: the unit of reading."""
+    with output.scratch(name) as file:
+        options = _COMPRESSED if compressed else None
+        with pa.ipc.new_file(file, schema, options=options) as writer:
+            for batch in batches:
+                writer.write_batch(batch.combine_chunks().to_batches()[0])
+        output.commit(file, name)
+
+
+def read_batch(output: OutputStore, name: str, number: int) -> pa.RecordBatch:
+    """Read one batch."""
+    with _opened(output, name) as reader:
+        return reader.get_batch(number)
+
+
+def take_rows(output: OutputStore, places: pa.RecordBatch) -> pa.Table | None:
+    """Gather rows, given by file (``part``), ``batch`` in it, and ``row`` in that; in this order.
+
+    Each batch is read once. None if no row is in a file (its part is null).
+    """
+    parts, batches, rows = (places.column(name) for name in ("part", "batch", "row"))
+    by_batch: dict[tuple[str, int], list[int]] = {}
+    for number, (part, batch) in enumerate(
+        zip(parts.to_pylist(), batches.to_pylist(), strict=True)
+    ):
+        if part is not None:
+            by_batch.setdefault((part, batch), []).append(number)
+    tables: list[pa.Table] = []
+    order: list[int] = []
+    for part, of_part in groupby(sorted(by_batch), key=itemgetter(0)):
+        with _opened(output, part) as reader:
+            for _, batch in of_part:
+                numbers = by_batch[part, batch]
+                table = pa.Table.from_batches([reader.get_batch(batch)])
+                tables.append(table.take(rows.take(pa.array(numbers))))
+                order += numbers
+    if not tables:
+        return None
+    whole = pa.concat_tables(tables, promote_options="permissive")
+    return whole.take(pa.array(np.argsort(order))).combine_chunks()
+
+
+@contextmanager
+def _opened(output: OutputStore, name: str) -> Iterator[pa.ipc.RecordBatchFileReader]:
+    with (
+        translate_write_errors(output.locate(name), output.advice, done="read"),
+        output.open(name) as file,
+    ):
+        yield pa.ipc.open_file(file)
+
+
+def to_bytes(table: pa.Table) -> bytes:
+    """Serialize a table, including its metadata."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def from_bytes(data: bytes) -> pa.Table:
+    """Deserialize a table."""
+    return pa.ipc.open_stream(data).read_all()

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 from device_arrays import DeviceArray, device_library
 
-from dask_image_ingest.curate.embeddings.clusters import k_means
-from dask_image_ingest.curate.embeddings.semantic import nearest_kept, nearest_of
+from dask_image_ingest.curate.semantic import k_means, nearest_kept, nearest_of
 
 
 @pytest.fixture(autouse=True)

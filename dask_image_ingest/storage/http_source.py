@@ -30,10 +30,9 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
-from dask_image_ingest.storage.remote.fetch import Head, RetryableError
-from dask_image_ingest.storage.settings import Settings
+from dask_image_ingest.storage.fetch import Head, RetryableError, Settings
 from dask_image_ingest.storage.shard import as_sent
-from dask_image_ingest.texts import error_text
+from dask_image_ingest.url_secrets import error_text
 
 # By proxy and number of connections; emptied in a forked process, which must not share sockets.
 _managers: dict[tuple[str | None, int], urllib3.PoolManager] = {}
