@@ -25,7 +25,7 @@ from dask.dataframe.extensions import make_array_nonempty
 from dask_image_ingest.errors import ArgumentError, OperandError
 from dask_image_ingest.frames.arrow_types import (
     as_lists,
-    is_list,
+    is_any_list,
     is_text,
     named_type,
     tensor_type,
@@ -520,11 +520,6 @@ def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType
     """Convert an Arrow column of tensors or lists to tensors.
 
     Lists are nested as the shape, or flat.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If a row has another number of values, or nulls among them.
     """
     if array.type == type_:
         return array
@@ -539,7 +534,7 @@ def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType
     present = column.is_valid().to_numpy(zero_copy_only=False)
     values = column.drop_null()
     count, lengths = len(values), []
-    while is_list(values.type) or pa.types.is_fixed_size_list(values.type):
+    while is_any_list(values.type):
         items = values.flatten()
         lengths.append(len(items) // max(1, len(values)))
         if (pc.list_value_length(values).to_numpy(zero_copy_only=False) != lengths[-1]).any():
@@ -572,12 +567,7 @@ def _flat(storage: pa.FixedSizeListArray) -> np.ndarray:
 
 
 def _row(value: Any, dtype: TensorDtype) -> np.ndarray:
-    """A user's value as an array of the dtype's shape.
-
-    Raises
-    ------
-    OperandError
-    """
+    """A user's value as an array of the dtype's shape."""
     array = np.asarray(value)
     if array.dtype == object:  # of pandas: nested lists of parquet are arrays of arrays
         array = np.array(_as_lists(value), None)

@@ -14,7 +14,14 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
-from dask_image_ingest.frames.arrow_types import is_list, is_text, tensor_type
+from dask_image_ingest.frames.arrow_types import (
+    has_type,
+    is_list,
+    is_text,
+    regular,
+    row_values,
+    tensor_type,
+)
 from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -33,7 +40,6 @@ from dask_image_ingest.frames.nested_dtype import (
 )
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
-from dask_image_ingest.frames.row_values import regular, row_values
 
 
 def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
@@ -98,21 +104,31 @@ def _address(array: Any) -> int:
 def frame_from_storage(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
     """Restore the columns of ``meta`` from a stored table."""
     metadata = json.loads(table.schema.metadata[b"pandas"])
+    unnamed = []  # columns of dtypes whose names pandas has, but can't parse
     for column in metadata["columns"]:
-        if metadata["creator"]["library"] == "cudf" and column["field_name"] in meta.columns:
-            column["numpy_type"] = str(meta[column["field_name"]].dtype)  # not cuDF's names
+        name = column["field_name"]
+        if metadata["creator"]["library"] == "cudf" and name in meta.columns:
+            column["numpy_type"] = str(meta[name].dtype)  # not cuDF's names
         try:
             pd.api.types.pandas_dtype(column["numpy_type"])
         except (TypeError, ValueError, NotImplementedError):
-            column["numpy_type"] = "object"  # which pandas has a name for, but can't parse
+            column["numpy_type"] = "object"
+        dtype = meta[name].dtype if name in meta.columns else None
+        if isinstance(dtype, pd.ArrowDtype) and (
+            column["numpy_type"] == "object"
+            or has_type(dtype.pyarrow_dtype, pa.types.is_dictionary)
+        ):
+            unnamed.append(name)
     table = table.replace_schema_metadata({b"pandas": json.dumps(metadata).encode()})
-    frame = table.to_pandas()
-    for name, dtype in meta.dtypes.items():
-        if isinstance(dtype, pd.ArrowDtype) and frame[name].dtype == object:
-            frame[name] = pd.Series(dtype.__from_arrow__(table.column(name)), frame.index)
+    frame = table.drop_columns(unnamed).to_pandas()
+    for name in unnamed:
+        dtype = meta[name].dtype
+        chunks = [_encoded(chunk, dtype.pyarrow_dtype) for chunk in table.column(name).chunks]
+        values = dtype.__from_arrow__(pa.chunked_array(chunks, dtype.pyarrow_dtype))
+        frame[name] = pd.Series(values, frame.index)
     for column in metadata["columns"]:
         name = column["field_name"]
-        if column["pandas_type"] == "categorical" and name in meta.columns:
+        if column["pandas_type"] == "categorical" and name in meta.columns and name not in unnamed:
             is_ordered = (column["metadata"] or {}).get("ordered")
             frame[name] = _categories(frame[name], is_ordered, meta[name].dtype)
     if isinstance(meta.index.dtype, pd.StringDtype):
@@ -125,6 +141,24 @@ def index_columns(schema: pa.Schema) -> list[str]:
     """Columns of a stored table that are its frame's index; empty if the index is a range."""
     index = json.loads(schema.metadata[b"pandas"])["index_columns"]
     return [name for name in index if isinstance(name, str)]
+
+
+def _encoded(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """An array of a type with dictionaries; parquet keeps those of strings, else the values."""
+    if array.type == type_:
+        return array
+    if pa.types.is_dictionary(type_):
+        encoded = array.cast(type_.value_type).dictionary_encode()
+        indices = encoded.indices.cast(type_.index_type)
+        return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=type_.ordered)
+    if pa.types.is_struct(type_):
+        fields = [_encoded(array.field(number), field.type) for number, field in enumerate(type_)]
+        return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
+    if not pa.types.is_nested(type_):
+        return array.cast(type_)
+    items = _encoded(array.values, type_.field(0).type)
+    own = array.buffers()[: 1 if pa.types.is_fixed_size_list(type_) else 2]
+    return pa.Array.from_buffers(type_, len(array), own, offset=array.offset, children=[items])
 
 
 def _categories(values: pd.Series, ordered: bool | None, meta: Any) -> pd.Series:

@@ -126,13 +126,7 @@ def holds_references(type_: pa.DataType) -> bool:
 
 
 def as_references(array: Any) -> Any:
-    """Convert an Arrow array or chunked array to ``REFERENCE``.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If it does not hold references.
-    """
+    """Convert an Arrow array or chunked array to ``REFERENCE``."""
     if array.type.equals(REFERENCE):
         return array
     if not holds_references(array.type):

@@ -51,11 +51,6 @@ def call_once(
         Its argument.
     what
         The argument in errors.
-
-    Raises
-    ------
-    FunctionError
-        If it fails.
     """
     model = BatchFunction(function, called_by, method=method)
     call = model.get()
