@@ -446,7 +446,7 @@ def open_remote(
 
 def _first_to_answer(
     sources: list[RemoteSource], settings: Settings, nbytes: int
-) -> tuple[Source, Head]:
+) -> tuple[RemoteSource, Head]:
     """The first source that works, and the first bytes from it."""
     for source in sources:
         try:
