@@ -57,7 +57,6 @@ _BLOCK = 1 << 15
 _EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
 _MERGED = 8  # tasks whose results are reduced together: each may have a pair for every row
 _BYTES = 28  # of a task, per row
-_SCANNED = 1 << 20  # rows whose keys are looked up in one table after the other
 _QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
 _ALIKE = 72  # bits: unrelated photographs differ in more
 _SAMPLED = 1 << 16  # pairs of rows whose distances tell how large groups become
@@ -240,8 +239,7 @@ def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.nd
         if not plan.bits:
             found.append(_star(np.arange(len(hashes)) if rows is None else rows))
             break
-        parts = max(1, math.ceil(_BYTES * len(entries) * (os.cpu_count() or 1) / memory))
-        units = [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
+        units = _units(plan, len(entries), memory)
         results = _run(_pairs_of_table, _merge_pairs, plan, units, entries, distance, variants)
         found += [pairs if rows is None else rows[pairs] for pairs, _ in results]
         crowded = _often([numbers for _, numbers in results], plan)
@@ -279,8 +277,10 @@ def nearest_matches(
             found = _at_rows(compare_all(one, np.ascontiguousarray(other.T), distance), rows)
             best[numbers] = np.minimum(best[numbers], found)
             break
-        units = _units(plan, one, other, memory)
-        results = _run(_matches_of_tables, _merge_matches, plan, units, one, other, distance)
+        few, many = sorted((len(one), len(other)))
+        found_rows = min(many, 16 * few * many * plan.crowd // _CROWD // 2**plan.bits)
+        units = _units(plan, few + found_rows, memory)
+        results = _run(_matches_of_table, _merge_matches, plan, units, one, other, distance)
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
@@ -296,23 +296,10 @@ def _often(crowds: list[np.ndarray], plan: TablePlan) -> np.ndarray:
     return rows[counts * _OFTEN > plan.tables]
 
 
-def _units(
-    plan: TablePlan, queries: np.ndarray, others: np.ndarray, memory: int
-) -> list[tuple[list[int], int, int]]:
-    """Tables of one word for each task, and which part of how many of their keys."""
-    few, many = sorted((len(queries), len(others)))
-    memory //= os.cpu_count() or 1
-    found = many * min(1, 16 * few * plan.crowd / _CROWD / 2**plan.bits)
-    nbytes = int(_BYTES * (few + found))
-    parts = max(1, math.ceil(nbytes / memory))
-    # Each table has up to 1/2 MiB of known keys, too, and 4 MiB while they are made.
-    together = min(max(1, memory // (nbytes + (1 << 22))), 16)
-    return [
-        (list(range(table, min(plan.tables, table + _WORDS * together), _WORDS)), part, parts)
-        for word in range(_WORDS)
-        for table in range(word, plan.tables, _WORDS * together)
-        for part in range(parts)
-    ]
+def _units(plan: TablePlan, rows: int, memory: int) -> list[tuple[int, int, int]]:
+    """The work of each task: a table, and which part of how many of its keys."""
+    parts = max(1, math.ceil(_BYTES * rows * (os.cpu_count() or 1) / memory))
+    return [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
 
 
 def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -402,27 +389,25 @@ def _merge_pairs(results: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
     return forest(np.concatenate(pairs)), np.concatenate(crowded)
 
 
-def _matches_of_tables(
+def _matches_of_table(
     plan: TablePlan,
-    unit: tuple[list[int], int, int],
+    unit: tuple[int, int, int],
     queries: np.ndarray,
     others: np.ndarray,
     distance: int,
 ) -> tuple[np.ndarray, ...]:
-    """Queries with their nearest in the groups of some tables, packed; then those that crowd."""
-    tables, part, parts = unit
-    is_swapped = len(queries) > len(others)
-    few, many = (others, queries) if is_swapped else (queries, others)
-    entries = [_sorted_entries(plan, table, part, parts, few) for table in tables]
-    found, crowds = (np.empty(0, np.int64), np.empty(0, np.uint64)), []
-    for table, of_few, of_many in zip(
-        tables, entries, _entries_among(plan, tables, (part, parts), many, entries), strict=True
-    ):
-        sides = (of_many, of_few) if is_swapped else (of_few, of_many)
-        pairs, *crowd = _matches_of_entries(plan, table, *sides, queries, others, distance)
-        found = _nearest_of_each([found, *pairs])
-        crowds.append(crowd)
-    return (*found, *(np.concatenate(each) for each in zip(*crowds, strict=True)))
+    """Queries with their nearest in the groups of a table, packed; then those that crowd."""
+    if len(queries) > len(others):
+        of_others = _sorted_entries(plan, *unit, others)
+        of_queries = _sorted_entries(plan, *unit, queries, of_others)
+    else:
+        of_queries = _sorted_entries(plan, *unit, queries)
+        of_others = _sorted_entries(plan, *unit, others, of_queries)
+    table, *_ = unit
+    found, *crowds = _matches_of_entries(
+        plan, table, of_queries, of_others, queries, others, distance
+    )
+    return (*_nearest_of_each([(np.empty(0, np.int64), np.empty(0, np.uint64)), *found]), *crowds)
 
 
 def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
@@ -450,7 +435,7 @@ def _matches_of_entries(
     others: np.ndarray,
     distance: int,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray]:
-    """`_matches_of_tables` for the sorted entries of one table."""
+    """`_matches_of_table` for its sorted entries."""
     keys = of_others & _HIGH
     start = np.searchsorted(keys, of_queries & _HIGH)
     counts = np.searchsorted(keys, of_queries & _HIGH, "right") - start
@@ -478,77 +463,40 @@ def _matches_of_entries(
 
 
 def _sorted_entries(
-    plan: TablePlan, table: int, part: int, parts: int, hashes: np.ndarray
+    plan: TablePlan,
+    table: int,
+    part: int,
+    parts: int,
+    hashes: np.ndarray,
+    among: np.ndarray | None = None,
 ) -> np.ndarray:
     """Key of the sampled bits in the high 32 bits and row in the low, sorted: uint64 (n,).
 
-    Only a part of the keys if there are several ``parts``. ``hashes`` is uint64 (n, 4).
+    Only a part of the keys if there are several ``parts``, and without most of those that are none
+    of the entries ``among``. ``hashes`` is uint64 (n, 4).
     """
     word, mask, factor = plan.key(table)
+    if among is not None:
+        # So few bits of a key that the flags of all fit in a core's cache.
+        bits = min(max(len(among).bit_length() + 4, 12), 20)
+        shift = np.uint64(64 - bits)
+        is_known = np.zeros(1 << bits, bool)
+        is_known[(among >> shift).view(np.int64)] = True
     kept = [np.empty(0, np.uint64)]
     for start in range(0, len(hashes), _BLOCK):
         keys = hashes[start : start + _BLOCK, word] & mask
         keys *= factor
+        if among is None:
+            rows = np.arange(start, start + len(keys), dtype=np.uint64)
+        else:
+            places = np.flatnonzero(is_known[(keys >> shift).view(np.int64)])
+            keys, rows = keys[places], (places + start).view(np.uint64)
         keys &= _HIGH
-        keys |= np.arange(start, start + len(keys), dtype=np.uint64)
-        kept.append(keys if parts == 1 else keys[_is_in_part(keys, part, parts)])
+        keys |= rows
+        kept.append(keys if parts == 1 else keys[(keys >> _32) * np.uint64(parts) >> _32 == part])
     entries = np.concatenate(kept)
     entries.sort()
     return entries
-
-
-def _is_in_part(keys: np.ndarray, part: int, parts: int) -> np.ndarray:
-    return (keys >> _32) * np.uint64(parts) >> _32 == part
-
-
-def _entries_among(
-    plan: TablePlan,
-    tables: Sequence[int],
-    part: tuple[int, int],
-    hashes: np.ndarray,
-    entries: Sequence[np.ndarray],
-) -> Iterator[np.ndarray]:
-    """`_sorted_entries` of tables of one word, without most of those in no group of ``entries``."""
-    bits = min(max(max(map(len, entries), default=0).bit_length() + 5, 12), 22)
-    shift, shift_to_byte = np.uint64(64 - bits), np.uint64(64 - bits + 3)
-    known = []
-    for of_table in entries:
-        is_known = np.zeros(1 << bits, bool)
-        is_known[(of_table >> shift).view(np.int64)] = True
-        # A byte for each key would not fit in a core's cache.
-        known.append(np.packbits(is_known, bitorder="little"))
-    kept: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in tables]
-    keys, places = np.empty((2, _BLOCK), np.uint64)
-    flags, numbers = np.empty((2, _BLOCK), np.uint8)
-    # Many rows at a time, so that the known keys of a table stay in the cache.
-    for first in range(0, len(hashes), _SCANNED):
-        words = np.ascontiguousarray(hashes[first : first + _SCANNED, tables[0] % _WORDS])
-        for number, table in enumerate(tables):
-            _, mask, factor = plan.key(table)
-            for start in range(0, len(words), _BLOCK):
-                block = words[start : start + _BLOCK]
-                size = len(block)
-                key, place, flag, bit = keys[:size], places[:size], flags[:size], numbers[:size]
-                np.bitwise_and(block, mask, out=key)
-                key *= factor
-                np.right_shift(key, shift_to_byte, out=place)
-                known[number].take(place.view(np.int64), out=flag, mode="clip")
-                np.right_shift(key, shift, out=place)
-                bit[:] = place  # its low bits
-                bit &= 7
-                flag >>= bit
-                flag &= 1
-                rows = np.flatnonzero(flag.view(bool))
-                key = key[rows] & _HIGH
-                if part[1] > 1:
-                    in_part = _is_in_part(key, *part)
-                    key, rows = key[in_part], rows[in_part]
-                kept[number].append(key | (rows + (first + start)).view(np.uint64))
-    for blocks in kept:
-        joined = np.concatenate(blocks)
-        blocks.clear()
-        joined.sort()
-        yield joined
 
 
 def _groups(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -19,7 +19,6 @@ from dask_image_ingest.storage.parquet_file import (
     ParquetSource,
     RowSpan,
     open_parquet,
-    unpacked_bytes,
 )
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
@@ -88,6 +87,5 @@ __all__ = [
     "open_shard",
     "searches_of",
     "shard_name",
-    "unpacked_bytes",
     "with_pipes_allowed",
 ]

@@ -75,16 +75,11 @@ def find_beside(
     remote = [url for url in urls if url is not None and local_path(url) is None]
     if only_listed:
         remote = [url for url in remote if not is_signed(url)]
-    infos = look_up(remote, storage_options, listings, only_listed)
-    found: list[Shard | None] = []
-    for url in urls:
-        if url is not None and local_path(url) is not None:
-            found.append(find_local_file(url))
-        else:
-            info = None if url is None else infos.get(url)
-            is_file = info is not None and info["type"] != "directory"
-            found.append(shard_of(url, info) if is_file else None)
-    return found
+    looked_up = look_up(remote, storage_options, listings, only_listed)
+    infos = {url: info for url, info in looked_up.items() if info and info["type"] != "directory"}
+    found: dict[str, Shard | None] = {url: shard_of(url, info) for url, info in infos.items()}
+    found |= {url: find_local_file(url) for url in urls if url and local_path(url) is not None}
+    return [None if url is None else found.get(url) for url in urls]
 
 
 def _beside(url: str, suffix: str) -> str | None:

@@ -121,12 +121,8 @@ def searches_of(
     kind: FileKind = SHARDS,
 ) -> tuple[Search, ...]:
     """The folders and globs among ``paths``; ``files`` are what `find_shards` has found there."""
-    known = {url_identity(file.url) for file in files}
-    return tuple(
-        Search(url, kind)
-        for url in _targets(_as_patterns(paths), lambda url: url_identity(url) in known)
-        if url_identity(url) not in known and not is_pipe(url)
-    )
+    named = _named(_as_patterns(paths), files)
+    return tuple(Search(url, kind) for url, is_file in named if not is_file and not is_pipe(url))
 
 
 def common_root(
@@ -139,10 +135,9 @@ def common_root(
     ``files`` are what `find_shards` has found there. The second value tells whether one of the
     paths is the folder itself, or means each folder directly below it.
     """
-    known = {url_identity(file.url) for file in files}
     roots: list[tuple[str, bool]] = []
-    for url in _targets(_as_patterns(paths), lambda url: url_identity(url) in known):
-        if url_identity(url) in known:
+    for url, is_file in _named(_as_patterns(paths), files):
+        if is_file:
             whole = url.partition("?")[0] if is_web(url) else url
             roots.append((whole.rpartition("/")[0], False))
         else:
@@ -152,6 +147,13 @@ def common_root(
     same = itertools.takewhile(lambda names: len({*names}) == 1, zip(*folders, strict=False))
     common = "/".join(names[0] for names in same)
     return common, (common, True) in roots
+
+
+def _named(patterns: Iterable[str], files: Iterable[Shard]) -> Iterator[tuple[str, bool]]:
+    """Each path, URL and command with its braces expanded, and whether it is one of the files."""
+    known = {url_identity(file.url) for file in files}
+    for url in _targets(patterns, lambda url: url_identity(url) in known):
+        yield url, url_identity(url) in known
 
 
 def _targets(patterns: Iterable[str], exists: Callable[[str], bool]) -> Iterator[str]:

@@ -231,7 +231,11 @@ def _read(
     The header before each, which is fetched with it, must not be that of another sample: an index
     of another shard with the same size and time has such references.
     """
-    spans = {row: place for row, each in references.items() if (place := each.place) is not None}
+    spans = {
+        row: place
+        for row, reference in references.items()
+        if (place := reference.place) is not None
+    }
     end = len(content)
     inside = {row for row, (at, size) in spans.items() if at >= 0 <= size and at + size <= end}
     ranges = [(max(0, at - BLOCK), at + size) for at, size in map(spans.__getitem__, inside)]
@@ -354,7 +358,9 @@ class EncodedAhead:
     def request(self, rows: Any) -> None:
         """Start fetching the images of a frame, by one request for all that are adjacent."""
         wanted = self._references(rows)
-        new = {each: Future[Fetched]() for each in wanted if each not in self._requested}
+        new = {
+            reference: Future[Fetched]() for reference in wanted if reference not in self._requested
+        }
         with self._lock:
             if new and not self._closed:
                 self._threads.submit(self._fetch, new)
@@ -367,15 +373,20 @@ class EncodedAhead:
         """
         requested = self._requested
         wanted = self._references(rows)
-        taken = {each: requested.pop(each) for each in wanted if each in requested}
+        taken = {
+            reference: requested.pop(reference) for reference in wanted if reference in requested
+        }
 
         def fetch(
             references: Sequence[ImageReference], storage_options: dict[str, Any] | None
         ) -> list[Fetched]:
             self._check_open()
-            others = [each for each in references if each not in taken]
+            others = [reference for reference in references if reference not in taken]
             fetched = dict(zip(others, fetch_rows(others, storage_options), strict=True))
-            return [taken[each].result() if each in taken else fetched[each] for each in references]
+            return [
+                taken[reference].result() if reference in taken else fetched[reference]
+                for reference in references
+            ]
 
         return fetch
 

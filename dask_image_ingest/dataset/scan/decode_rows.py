@@ -72,8 +72,8 @@ class ColumnDecode:
 
 def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:
     """The meta of a decoded frame."""
-    for each in images:
-        meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
+    for column in images:
+        meta = column.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
     return meta
 
 
@@ -118,7 +118,7 @@ class FusedDecode:
         return self.steps is None and self.limit is None
 
     def __repr__(self) -> str:
-        names = ", ".join(repr(each.image) for each in self.images)
+        names = ", ".join(repr(column.image) for column in self.images)
         options = {"only": self.only, "limit": self.limit}
         return names + "".join(f" {k}={value}" for k, value in options.items() if value is not None)
 

@@ -54,7 +54,7 @@ class FileRows(ImageRows):
         super().__init__(options.root or "", np.array(list(self._rows), np.int64), options)
         several = len(options.images) > 1
         #: All extensions of images, if there are several image columns.
-        self._every = [e for each in options.images for e in each.extensions] if several else []
+        self._every = [e for member in options.images for e in member.extensions] if several else []
         #: Image column → number of a row → encoded image; None for a file that is no image.
         self._encoded: dict[str, dict[int, bytes | None]] = {}
 

@@ -36,13 +36,10 @@ from dask_image_ingest.storage import (
     RowSpan,
     Shard,
     open_parquet,
-    unpacked_bytes,
 )
 
 # Bytes of a row at least, for its number, position and key.
 _BYTES_OF_A_ROW = 32
-
-_MOST_OF_A_COLUMN = (1 << 31) - 1  # bytes: its offsets have 32 bits
 
 
 class ParquetColumns:
@@ -189,13 +186,6 @@ class ParquetColumns:
                 return cast
         except pa.ArrowException:
             pass
-        nbytes = sum(map(unpacked_bytes, getattr(values, "chunks", [values])))
-        if nbytes > _MOST_OF_A_COLUMN:
-            raise ShardError(
-                f"{self.url} has {nbytes:,} bytes in the rows of its column {column.name!r} that "
-                "are read together, and a column holds 2 GiB: leave it out, or write the file "
-                "again with smaller row groups"
-            )
         raise ShardError(
             f"the column {column.name!r} of {self.url} is of type {values.type}, and some of its "
             f"values don't fit type {column.type}, which it has in the first of these files"

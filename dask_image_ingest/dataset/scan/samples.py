@@ -6,7 +6,7 @@ The shard is opened by its index if that is valid, else by a scan of its tar hea
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from typing import Any
@@ -443,7 +443,7 @@ _warned_links: set[str] = set()
 _warned_extensions: set[str] = set()
 
 
-def warn_of_shard(rows: SampleRows, known_extensions: Set[str] | None) -> None:
+def warn_of_shard(rows: SampleRows, known_extensions: frozenset[str] | None) -> None:
     """Warn of what is lost of a shard: behind a damage, links, members that have no column.
 
     Not of members, if ``known_extensions`` is None.
