@@ -224,7 +224,7 @@ def arrow_rows(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) 
         return _number_array(name, rows, type_)
     mask = pa.array([row is None for row in rows], pa.bool_())
     if is_list(type_):
-        return _lists(name, rows, type_, mask)
+        return _lists(name, list(rows), type_, mask)
     if not pa.types.is_struct(type_):
         texts = [storable(row) if isinstance(row, str) else row for row in rows]
         return _leaves(name, texts, type_)
