@@ -170,7 +170,9 @@ def find_duplicates(
         before = _rows_before(against, by, identity, "against", storage_options)
     ranked = rank_rows(frame, by, variants, keep, id_columns)
     if before is None:
-        keeper, bits = _keepers(ranked, distance, nbytes)
+        keeper, bits = nearest_kept(
+            ranked.hashes, distance, memory=nbytes, is_exact=ranked.is_exact, overwrite_hashes=True
+        )
     else:
         ranked, keeper, bits = _keepers_against(ranked, before, distance, nbytes)
     columns, grouped = group_columns(ranked, keeper, "duplicate")
@@ -355,31 +357,19 @@ def _rows_before(
     return rank_rows(rows, by, (), "first", resolve_identity(rows, identity, argument))
 
 
-def _keepers(ranked: Ranked, distance: int, memory: int, gone: np.ndarray | None = None) -> Nearest:
-    """The row that is kept instead of each row (-1: it is kept), and their distance in bits.
-
-    Rows that are ``gone``, bool (n,), are not kept. Overwrites the hashes.
-    """
-    return nearest_kept(
-        ranked.hashes, distance, gone, memory, is_exact=ranked.is_exact, overwrite_hashes=True
-    )
-
-
 def _keepers_against(
     ranked: Ranked, before: Ranked | StoredHashes, distance: int, memory: int
 ) -> tuple[Ranked, np.ndarray, np.ndarray]:
-    """`_keepers` if the rows ``before`` come first, and none of them goes.
+    """`nearest_kept` if the rows ``before`` come first, and none of them goes.
 
-    Returns
-    -------
-    ranked : Ranked
-        The rows before that are near any, by their keys alone, then the new ones.
-    keeper, bits : array
-        Of all these.
+    Returns the rows before that are near any, by their keys alone, then the new ones; the keeper of
+    all these, and the bits. Overwrites the hashes.
     """
     match, match_bits = _matches(ranked, before, distance, memory)
     found = match >= 0
-    keeper, bits = _keepers(ranked, distance, memory, found)
+    keeper, bits = nearest_kept(
+        ranked.hashes, distance, found, memory, is_exact=ranked.is_exact, overwrite_hashes=True
+    )
     taken = np.unique(match[found])
     # Ties go to the rows before.
     nearer = found & ((keeper < 0) | (match_bits <= bits))
@@ -399,9 +389,9 @@ def _matches(ranked: Ranked, others: Ranked | StoredHashes, distance: int, memor
     """The nearest of ``others`` for each row (-1: none), and their distance in bits."""
     match = np.full(len(ranked.ids), -1, np.int64)
     bits = np.zeros(len(match), np.int64)
-    for (rows, is_exact), (other_rows, _) in zip(
-        _by_comparison(ranked), _by_comparison(others), strict=True
-    ):
+    for is_exact in (True, False):
+        rows = np.flatnonzero(ranked.is_exact == is_exact)
+        other_rows = np.flatnonzero(others.is_exact == is_exact)
         if not len(other_rows) or not len(rows):
             continue
         hashes, other_hashes = ranked.hashes[rows], others.hashes[:, 0]
@@ -413,11 +403,6 @@ def _matches(ranked: Ranked, others: Ranked | StoredHashes, distance: int, memor
             first, bits[rows] = nearest(hashes, other_hashes, distance, memory)
         match[rows] = np.where(first < 0, -1, other_rows[first])
     return match, bits
-
-
-def _by_comparison(ranked: Ranked | StoredHashes) -> list[tuple[np.ndarray, bool]]:
-    """Rows compared for equality, with True; rows compared by Hamming distance, with False."""
-    return [(np.flatnonzero(ranked.is_exact), True), (np.flatnonzero(~ranked.is_exact), False)]
 
 
 def _equal(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:

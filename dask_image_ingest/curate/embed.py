@@ -20,6 +20,7 @@ from dask_image_ingest.curate.vectors import (
     has_direction,
     on_host,
     to_device_of,
+    unit,
     vector_map,
 )
 from dask_image_ingest.dask_internals import FrameBase
@@ -43,9 +44,6 @@ _OF_READS = ("__key__", *LOCATION_COLUMNS, *HEADERS, "error")
 # What a model returns, for errors.
 _VECTORS = "an array (n, d) of numbers, a vector for each"
 _NUMBERS = "an array (n,), a number for each"
-
-# Beyond it, the softmax is 0 and 1 for any two float32 cosines.
-_MOST_SCALE = 1e9
 
 
 def embed(
@@ -104,13 +102,7 @@ def embed(
 
 
 def _check_output(frame: Any, column: Any) -> None:
-    """Check the name of a new column of vectors.
-
-    Raises
-    ------
-    ArgumentError
-        If it is that of a column which must stay.
-    """
+    """Refuse a name for the new column of vectors that is of a column which must stay."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     check_frame(meta)
     if not isinstance(column, str):
@@ -329,21 +321,14 @@ class TextMap(BatchMap):
     def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
         """All rows, and their texts."""
         rows, columns = super().arguments(frame)
-        texts = [[_text(value) for value in column.values] for column in columns]
+        texts = [
+            ["" if value is None else str(value) for value in column.values] for column in columns
+        ]
         return rows, [*map(InputColumn, texts)]
 
 
-def _text(value: Any) -> str:
-    return "" if value is None else str(value)
-
-
 def _check_text_model(model: Any) -> None:
-    """Check that a model, or the class of one, embeds texts.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Check that a model, or the class of one, embeds texts."""
     if not callable(getattr(unwrapped(model), "texts", None)):
         raise ArgumentError(
             f"model={shown(model)} has no method texts: pass one that embeds texts, too, such as "
@@ -409,8 +394,7 @@ def classify(
         raise ArgumentError(f"names={shown(names)}: pass at least two, each once")
     if not isinstance(prompt, str) or "{}" not in prompt:
         raise ArgumentError(f"prompt={shown(prompt)}: pass a text with {{}} for the name")
-    is_number = isinstance(scale, (int, float, np.number)) and not isinstance(scale, bool)
-    if not is_number or not 0 < scale <= _MOST_SCALE:
+    if not isinstance(scale, (int, float, np.number)) or not 0 < scale < np.inf:
         raise ArgumentError(f"scale={shown(scale)}: pass a number above 0, 100 for CLIP")
     vectors = _class_vectors(model, [prompt.replace("{}", name) for name in chosen])
     softmax = functools.partial(_softmax, classes=vectors, scale=float(scale))
@@ -422,13 +406,7 @@ def classify(
 
 
 def _class_vectors(model: Any, texts: list[str]) -> np.ndarray:
-    """Vectors of texts of length one: float64 (k, d).
-
-    Raises
-    ------
-    ArgumentError
-        If the model's result has another shape, or no direction.
-    """
+    """Vectors of texts of length one: float64 (k, d)."""
     vectors = model
     if callable(model):
         _check_text_model(model)
@@ -444,8 +422,7 @@ def _class_vectors(model: Any, texts: list[str]) -> np.ndarray:
         )
     if not has_direction(vectors).all():
         raise ArgumentError("model= gives a vector that is zero or not finite, which has no cosine")
-    unit: np.ndarray = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-    return unit
+    return unit(vectors)
 
 
 def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:

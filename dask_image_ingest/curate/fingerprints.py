@@ -67,23 +67,10 @@ VARIANTS: dict[str, tuple[bool, bool, bool]] = {
 
 
 def pdq(groups: Sequence[Any], xp: Any, variants: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
-    """Hashes of images, and their quality.
+    """Hashes of images, then of each variant, uint8 (n, 32), and the quality, uint8 (n,).
 
-    Parameters
-    ----------
-    groups
-        Images of one shape each, uint8 (n, height, width, channels), of 1 or 3 channels.
-    xp
-        NumPy or CuPy.
-    variants
-        Names of ``VARIANTS`` to hash, too.
-
-    Returns
-    -------
-    hashes : list of array, shape (n, 32), uint8
-        Of the images, then of each variant: the bytes of the 64 hexadecimal digits.
-    quality : array, shape (n,), uint8
-        0 to 100, by the gradients of the 64 × 64 pixels.
+    ``groups`` are images of one shape each, uint8 (n, height, width, 1 or 3). The quality, 0 to
+    100, is by the gradients of the 64 × 64 pixels.
     """
     # Reversals are filtered again: the subsampling is not symmetric, so that flipping signs of the
     # frequencies, as the reference does, would be some bits off.
@@ -101,7 +88,7 @@ def _reduced(
     groups: Sequence[Any], reversals: set[tuple[bool, bool]], xp: Any
 ) -> dict[tuple[bool, bool], Any]:
     """Luma (n, 64, 64) of images, with rows or columns reversed as each of ``reversals`` says."""
-    parts: dict[tuple[bool, bool], list[Any]] = {each: [] for each in reversals}
+    parts: dict[tuple[bool, bool], list[Any]] = {reversal: [] for reversal in reversals}
     for images in groups:
         height, width = images.shape[1:3]
         # All of the image's pixels are filtered once for each direction of its rows.
@@ -112,7 +99,7 @@ def _reduced(
                 columns = _subsampled_boxes(width, xp)
                 columns = columns.reverse(width) if across else columns
                 parts[down, across].append(reduced_columns(narrow, columns, xp))
-    return {each: xp.concatenate(small) for each, small in parts.items()}
+    return {reversal: xp.concatenate(small) for reversal, small in parts.items()}
 
 
 def _hash(small: Any, xp: Any) -> Any:
@@ -288,12 +275,7 @@ def compute_fingerprints(
 
 
 def check_variants(variants: Any) -> tuple[Variant, ...]:
-    """Check that the argument is a list of variants.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """The variants as a tuple; an error if one has another name."""
     names: list[Any] = list_of_names("variants", variants, "variants of images")
     for name in names:
         check_choice("variants", name, tuple(VARIANTS))
@@ -338,15 +320,12 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
         storage_options = source_options_of(frame)
     backend = backend_of(meta)
     references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
-    if not references and {*LOCATION_COLUMNS} <= {*meta.columns}:
+    if references or {*LOCATION_COLUMNS} <= {*meta.columns}:
+        reference = references[0] if references else None
         if not lazy:
-            return _hash_bytes(frame, None, storage_options)
-        inputs = (*LOCATION_COLUMNS, "__key__")
-        return _hashed(frame.expr, inputs, None, storage_options)
-    if references:
-        if not lazy:
-            return _hash_bytes(frame, references[0], storage_options)
-        return _hashed(frame.expr, (references[0],), references[0], storage_options)
+            return _hash_bytes(frame, reference, storage_options)
+        inputs = (reference,) if reference is not None else (*LOCATION_COLUMNS, "__key__")
+        return _hashed(frame.expr, inputs, reference, storage_options)
     referenced = references_of_images(frame, list(frame.columns), storage_options) if lazy else None
     if referenced is None:
         raise ArgumentError(

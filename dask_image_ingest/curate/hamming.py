@@ -88,11 +88,8 @@ def nearest_kept(
 
     Returns
     -------
-    keeper : array, shape (n,), int64
-        The nearest kept row, ties to the lowest; -1 where the row itself is kept, or ``gone`` and
-        near none.
-    distance : array, shape (n,), int64
-        Bits of difference to it; 0 where there is none.
+    The nearest kept row of each, ties to the lowest (-1: the row itself is kept, or ``gone`` and
+    near none), and the bits of difference to it (0).
     """
     gone = np.zeros(len(hashes), bool) if gone is None else gone
     equal = first_equal(hashes.reshape(len(hashes), hashes.shape[1] * hashes.shape[2]))

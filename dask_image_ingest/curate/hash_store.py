@@ -1,8 +1,7 @@
 """``write_hashes``: the hashes of rows that are kept, stored for later comparisons.
 
 A folder of Arrow files, one for each call: key and hash of each row, 33 bytes and the key. Each has
-its number, the id of its folder and a checksum of all its bytes. A file is read whole and checked
-before any of it is used.
+a checksum of all its bytes, and is read whole and checked before any of it is used.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import itertools
 import json
 import os
 import re
-import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,7 +34,7 @@ from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.storage.output import HASHES_ADVICE, OutputStore, open_output
 
 # Raise if hashes, or the columns, are no longer those of older files.
-_VERSION = 2
+_VERSION = 3
 _METADATA = b"dask_image_ingest.hashes"
 
 _NAME = re.compile(r"[0-9]{6,}\.arrow")
@@ -134,8 +132,7 @@ def _add(output: OutputStore, by: Kind, ranked: Ranked, stored: list[dict[str, A
     # A call that was killed at its end has left them. A gap is filled, with rows or none.
     if batches and number == len(taken) and any(facts.get("rows") == rows for facts in stored):
         return True
-    folder_id = stored[0]["id"] if stored else uuid.uuid4().hex
-    facts = {"version": _VERSION, "by": by, "id": folder_id, "number": number, "rows": rows}
+    facts = {"version": _VERSION, "by": by, "rows": rows}
     schema = _schema(by).with_metadata({_METADATA: json.dumps(facts)})
     file = io.BytesIO()
     with pa.ipc.new_file(file, schema) as writer:
@@ -173,13 +170,7 @@ def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 def read_hashes(
     path: Any, by: Kind, argument: str, storage_options: dict[str, Any] | None = None
 ) -> StoredHashes:
-    """Hashes that `write_hashes` stored in a folder.
-
-    Raises
-    ------
-    ArgumentError
-        If there are none, or they are damaged, or of another kind or version.
-    """
+    """Hashes that `write_hashes` stored in a folder; an error if there are none."""
     output = _open(path, argument, storage_options)
     taken = _numbers(output)
     if not taken:
@@ -197,18 +188,18 @@ def read_hashes(
     is_exact = [np.empty(0, bool)]
     for _, table in _tables(output, by, argument):
         # Copies, so that the bytes of the files need not stay.
-        keys += [
-            pa.concat_arrays([pa.array([], pa.string()), each]) for each in table["key"].chunks
-        ]
-        is_exact += [each.to_numpy(zero_copy_only=False) for each in table["exact"].chunks]
-        for each in table["hash"].chunks:
-            words = np.frombuffer(each.buffers()[1], np.uint64).reshape(-1, _WORDS[by])
-            hashes.append(words[each.offset : each.offset + len(each)].copy())
+        empty = pa.array([], pa.string())
+        keys += [pa.concat_arrays([empty, chunk]) for chunk in table["key"].chunks]
+        is_exact += [chunk.to_numpy(zero_copy_only=False) for chunk in table["exact"].chunks]
+        for chunk in table["hash"].chunks:
+            words = np.frombuffer(chunk.buffers()[1], np.uint64).reshape(-1, 1, _WORDS[by])
+            hashes.append(words[chunk.offset : chunk.offset + len(chunk)].copy())
+    # Joined from the end, so that each part is free as soon as it is copied.
     stop = sum(map(len, hashes))
     joined = np.empty((stop, 1, _WORDS[by]), np.uint64)
     while hashes:
         part = hashes.pop()
-        joined[stop - len(part) : stop, 0] = part
+        joined[stop - len(part) : stop] = part
         stop -= len(part)
     return StoredHashes(Keys(pa.chunked_array(keys, pa.string())), joined, np.concatenate(is_exact))
 
@@ -230,19 +221,15 @@ def _numbers(output: OutputStore) -> set[int]:
 def _tables(
     output: OutputStore, by: Kind, argument: str
 ) -> Iterator[tuple[dict[str, Any], pa.Table]]:
-    """Facts and rows of each file of a folder, in order; all checked.
+    """Facts and rows of each file of a folder, in order.
 
-    Raises
-    ------
-    ArgumentError
-        If a file is damaged, or of another folder, kind or version.
+    A file that is damaged, or of another kind or version, is an error.
     """
-    folder_id = None
     for number in sorted(_numbers(output)):
         where = f"{argument}=: {output.locate(_name(number))}"
         try:
             facts, table = _verified(output.read(_name(number)) or b"")
-            version, kind, of_id, of_number = (facts[n] for n in ("version", "by", "id", "number"))
+            version, kind = facts["version"], facts["by"]
         except (pa.ArrowException, OSError, LookupError, TypeError, ValueError) as error:
             if isinstance(error, ExportError):  # it can't be read
                 raise
@@ -255,10 +242,6 @@ def _tables(
                 f"version {_VERSION}; pass a folder of these, or store the rows again with "
                 "write_hashes()"
             )
-        folder_id = folder_id or of_id
-        if (of_id, of_number) != (folder_id, number):
-            other = "this folder" if of_id == folder_id else "another folder than those before it"
-            raise ArgumentError(f"{where} was written as {_name(of_number)} of {other}; {_CURE}")
         if not table.schema.equals(_schema(by)):
             raise ArgumentError(f"{where} has other columns than write_hashes() writes; {_CURE}")
         yield facts, table

@@ -20,6 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import os
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -56,7 +57,6 @@ _BLOCK = 1 << 15
 _EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
 _MERGED = 8  # tasks whose results are reduced together: each may have a pair for every row
 _BYTES = 28  # of a task, per row
-_SCANNED = 1 << 20  # rows whose keys are looked up in one table after the other
 _QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
 _ALIKE = 72  # bits: unrelated photographs differ in more
 _SAMPLED = 1 << 16  # pairs of rows whose distances tell how large groups become
@@ -136,40 +136,19 @@ def _missed_by_blocks(bits: int, blocks: int) -> np.ndarray:
 @functools.cache
 def _tables_needed(bits: int, distance: int, share: float) -> int | None:
     """The fewest tables that miss at most this share at the distance; None: too many."""
-    low, high = 0, 1
-    while missed(bits, high, distance) > share:
-        low, high = high, 2 * high
-        if high > _MAX_TABLES:
-            return None
-    while high - low > 1:
-        middle = (low + high) // 2
-        if missed(bits, middle, distance) > share:
-            low = middle
-        else:
-            high = middle
-    return high
+    numbers = range(1, _MAX_TABLES + 1)
+    tables = bisect_left(numbers, True, key=lambda n: missed(bits, n, distance) <= share) + 1
+    return tables if tables <= _MAX_TABLES else None
 
 
 @dataclass(frozen=True)
-class Plan:
-    """Tables to search rows by; none if all rows are to be compared with all.
+class TablePlan:
+    """Tables to search rows by; none if all rows are compared with all."""
 
-    Parameters
-    ----------
-    bits
-        Bits that a table samples.
-    tables
-        How many.
-    crowd
-        The rows of the largest group that is compared.
-    level
-        How often the rows were among too many; it chooses the bits.
-    """
-
-    bits: int
+    bits: int  # that a table samples
     tables: int
-    crowd: int
-    level: int = 0
+    crowd: int  # rows of the largest group that is compared
+    level: int = 0  # how often the rows were among too many; it chooses the bits
 
     def key(self, table: int) -> tuple[int, np.uint64, np.uint64]:
         """Word of the table, mask of its bits, and a factor that spreads them over 64 bits."""
@@ -182,7 +161,7 @@ class Plan:
         return word, mask, factor | np.uint64(1)
 
 
-def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> Plan:
+def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> TablePlan:
     """The cheapest plan to find the near pairs of ``hashes``, uint64 (n, 4)."""
     n = len(hashes)
     same = _same_group(hashes, hashes, level)
@@ -192,7 +171,9 @@ def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> Plan:
     return _cheapest(costs, distance, n, same, level)
 
 
-def plan_matches(queries: np.ndarray, others: np.ndarray, distance: int, level: int = 0) -> Plan:
+def plan_matches(
+    queries: np.ndarray, others: np.ndarray, distance: int, level: int = 0
+) -> TablePlan:
     """The cheapest plan to find the near pairs of ``queries`` and ``others``, uint64 (n, 4)."""
     few, many = sorted((len(queries), len(others)))
     same = _same_group(queries, others, level)
@@ -216,12 +197,12 @@ def _choices(distance: int, rows: int) -> Iterator[tuple[int, int]]:
 
 def _cheapest(
     costs: dict[int, float], distance: int, rows: int, same: np.ndarray, level: int
-) -> Plan:
+) -> TablePlan:
     bits = min(costs, key=lambda bits: (costs[bits], bits))
     if not bits:
-        return Plan(0, 0, rows, level)
+        return TablePlan(0, 0, rows, level)
     tables = dict(_choices(distance, rows))[bits]
-    return Plan(bits, tables, max(_CROWD, math.ceil(4 * rows * same[bits])), level)
+    return TablePlan(bits, tables, max(_CROWD, math.ceil(4 * rows * same[bits])), level)
 
 
 def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
@@ -245,35 +226,21 @@ def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
 
 
 def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.ndarray:
-    """Pairs of rows, of which each near pair is connected by some.
+    """Pairs of rows (pairs, 2), the lower row first, by which each near pair is connected.
 
-    Parameters
-    ----------
-    hashes
-        uint64 (n, variants, 4): see `hamming.nearest_kept`. No two rows are equal.
-    distance
-        The most bits in which near hashes differ.
-    memory
-        Bytes of the tables of all tasks that run at once.
-
-    Returns
-    -------
-    array, shape (pairs, 2), int64
-        The lower row first. Rows that are too many to compare here are connected without being
-        compared: whoever asks compares all rows that are connected.
+    ``hashes`` is uint64 (n, variants, 4), as of `hamming.nearest_kept`; no two rows are equal.
+    ``memory`` is that of the tables of all tasks that run at once. Rows that are too many to
+    compare here are connected without: whoever asks compares all rows that are connected.
     """
     rows, found = None, []  # rows: all
     for level in range(_MAX_BITS):
-        variants = hashes.shape[1]
-        entries = hashes.reshape(-1, _WORDS)
+        entries, variants = hashes.reshape(-1, _WORDS), hashes.shape[1]
         plan = plan_pairs(entries, distance, level)
         if not plan.bits:
             found.append(_star(np.arange(len(hashes)) if rows is None else rows))
             break
-        parts = max(1, math.ceil(_BYTES * len(entries) * (os.cpu_count() or 1) / memory))
-        units = [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
-        task, merge = _pairs_of_table, _merge_pairs
-        results = _run(task, merge, plan, units, entries, distance, variants)
+        units = _units(plan, len(entries), memory)
+        results = _run(_pairs_of_table, _merge_pairs, plan, units, entries, distance, variants)
         found += [pairs if rows is None else rows[pairs] for pairs, _ in results]
         crowded = _often([numbers for _, numbers in results], plan)
         if not len(crowded):
@@ -310,9 +277,10 @@ def nearest_matches(
             found = _at_rows(compare_all(one, np.ascontiguousarray(other.T), distance), rows)
             best[numbers] = np.minimum(best[numbers], found)
             break
-        units = _units(plan, one, other, memory)
-        task, merge = _matches_of_tables, _merge_matches
-        results = _run(task, merge, plan, units, one, other, distance)
+        few, many = sorted((len(one), len(other)))
+        found_rows = min(many, 16 * few * many * plan.crowd // _CROWD // 2**plan.bits)
+        units = _units(plan, few + found_rows, memory)
+        results = _run(_matches_of_table, _merge_matches, plan, units, one, other, distance)
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
@@ -322,29 +290,16 @@ def nearest_matches(
     return best
 
 
-def _often(crowds: list[np.ndarray], plan: Plan) -> np.ndarray:
+def _often(crowds: list[np.ndarray], plan: TablePlan) -> np.ndarray:
     """Rows that were in too large a group in several of the tables: few are not missed."""
     rows, counts = np.unique(np.concatenate(crowds), return_counts=True)
     return rows[counts * _OFTEN > plan.tables]
 
 
-def _units(
-    plan: Plan, queries: np.ndarray, others: np.ndarray, memory: int
-) -> list[tuple[list[int], int, int]]:
-    """Tables of one word for each task, and which part of how many of their keys."""
-    few, many = sorted((len(queries), len(others)))
-    memory //= os.cpu_count() or 1
-    found = many * min(1, 16 * few * plan.crowd / _CROWD / 2**plan.bits)
-    nbytes = int(_BYTES * (few + found))
-    parts = max(1, math.ceil(nbytes / memory))
-    # Each table has up to 1/2 MiB of known keys, too, and 4 MiB while they are made.
-    together = min(max(1, memory // (nbytes + (1 << 22))), 16)
-    return [
-        (list(range(table, min(plan.tables, table + _WORDS * together), _WORDS)), part, parts)
-        for word in range(_WORDS)
-        for table in range(word, plan.tables, _WORDS * together)
-        for part in range(parts)
-    ]
+def _units(plan: TablePlan, rows: int, memory: int) -> list[tuple[int, int, int]]:
+    """The work of each task: a table, and which part of how many of its keys."""
+    parts = max(1, math.ceil(_BYTES * rows * (os.cpu_count() or 1) / memory))
+    return [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
 
 
 def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -353,8 +308,10 @@ def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
     return np.where(number < 0, NONE, pack(bits, rows[number]))
 
 
-def _run(task: Any, merge: Any, plan: Plan, units: Sequence[Any], *arguments: Any) -> list[Any]:
-    """Results of one task for each unit of work, `_MERGED` of them merged as soon as they exist."""
+def _run(
+    task: Any, merge: Any, plan: TablePlan, units: Sequence[Any], *arguments: Any
+) -> list[Any]:
+    """Results of a task for each unit of work; `_MERGED` are merged at once."""
     client = client_that_computes()
     if client is not None:
         # Once for each worker, and not with each task.
@@ -373,7 +330,7 @@ def _run(task: Any, merge: Any, plan: Plan, units: Sequence[Any], *arguments: An
 
 
 def _counted(
-    number: int, of: int, task: Any, plan: Plan, unit: Any, hashes: np.ndarray, *arguments: Any
+    number: int, of: int, task: Any, plan: TablePlan, unit: Any, hashes: np.ndarray, *arguments: Any
 ) -> Any:
     result = task(plan, unit, hashes, *arguments)
     # Of each task a share, so that all together count each row once.
@@ -382,7 +339,7 @@ def _counted(
 
 
 def _pairs_of_table(
-    plan: Plan, part: tuple[int, int, int], hashes: np.ndarray, distance: int, variants: int
+    plan: TablePlan, part: tuple[int, int, int], hashes: np.ndarray, distance: int, variants: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Near pairs (pairs, 2) in the groups of a table, and the rows in groups that are too large.
 
@@ -432,27 +389,25 @@ def _merge_pairs(results: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
     return forest(np.concatenate(pairs)), np.concatenate(crowded)
 
 
-def _matches_of_tables(
-    plan: Plan,
-    unit: tuple[list[int], int, int],
+def _matches_of_table(
+    plan: TablePlan,
+    unit: tuple[int, int, int],
     queries: np.ndarray,
     others: np.ndarray,
     distance: int,
 ) -> tuple[np.ndarray, ...]:
-    """Queries with their nearest in the groups of some tables, packed; then those that crowd."""
-    tables, part, parts = unit
-    is_swapped = len(queries) > len(others)
-    few, many = (others, queries) if is_swapped else (queries, others)
-    entries = [_sorted_entries(plan, table, part, parts, few) for table in tables]
-    found, crowds = (np.empty(0, np.int64), np.empty(0, np.uint64)), []
-    for table, of_few, of_many in zip(
-        tables, entries, _entries_among(plan, tables, (part, parts), many, entries), strict=True
-    ):
-        sides = (of_many, of_few) if is_swapped else (of_few, of_many)
-        pairs, *crowd = _matches_of_entries(plan, table, *sides, queries, others, distance)
-        found = _nearest_of_each([found, *pairs])
-        crowds.append(crowd)
-    return (*found, *(np.concatenate(each) for each in zip(*crowds, strict=True)))
+    """Queries with their nearest in the groups of a table, packed; then those that crowd."""
+    if len(queries) > len(others):
+        of_others = _sorted_entries(plan, *unit, others)
+        of_queries = _sorted_entries(plan, *unit, queries, of_others)
+    else:
+        of_queries = _sorted_entries(plan, *unit, queries)
+        of_others = _sorted_entries(plan, *unit, others, of_queries)
+    table, *_ = unit
+    found, *crowds = _matches_of_entries(
+        plan, table, of_queries, of_others, queries, others, distance
+    )
+    return (*_nearest_of_each([(np.empty(0, np.int64), np.empty(0, np.uint64)), *found]), *crowds)
 
 
 def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
@@ -472,7 +427,7 @@ def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.n
 
 
 def _matches_of_entries(
-    plan: Plan,
+    plan: TablePlan,
     table: int,
     of_queries: np.ndarray,
     of_others: np.ndarray,
@@ -480,7 +435,7 @@ def _matches_of_entries(
     others: np.ndarray,
     distance: int,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray]:
-    """`_matches_of_tables` for the sorted entries of one table."""
+    """`_matches_of_table` for its sorted entries."""
     keys = of_others & _HIGH
     start = np.searchsorted(keys, of_queries & _HIGH)
     counts = np.searchsorted(keys, of_queries & _HIGH, "right") - start
@@ -508,77 +463,40 @@ def _matches_of_entries(
 
 
 def _sorted_entries(
-    plan: Plan, table: int, part: int, parts: int, hashes: np.ndarray
+    plan: TablePlan,
+    table: int,
+    part: int,
+    parts: int,
+    hashes: np.ndarray,
+    among: np.ndarray | None = None,
 ) -> np.ndarray:
     """Key of the sampled bits in the high 32 bits and row in the low, sorted: uint64 (n,).
 
-    Only a part of the keys if there are several ``parts``. ``hashes`` is uint64 (n, 4).
+    Only a part of the keys if there are several ``parts``, and without most of those that are none
+    of the entries ``among``. ``hashes`` is uint64 (n, 4).
     """
     word, mask, factor = plan.key(table)
+    if among is not None:
+        # So few bits of a key that the flags of all fit in a core's cache.
+        bits = min(max(len(among).bit_length() + 4, 12), 20)
+        shift = np.uint64(64 - bits)
+        is_known = np.zeros(1 << bits, bool)
+        is_known[(among >> shift).view(np.int64)] = True
     kept = [np.empty(0, np.uint64)]
     for start in range(0, len(hashes), _BLOCK):
         keys = hashes[start : start + _BLOCK, word] & mask
         keys *= factor
+        if among is None:
+            rows = np.arange(start, start + len(keys), dtype=np.uint64)
+        else:
+            places = np.flatnonzero(is_known[(keys >> shift).view(np.int64)])
+            keys, rows = keys[places], (places + start).view(np.uint64)
         keys &= _HIGH
-        keys |= np.arange(start, start + len(keys), dtype=np.uint64)
-        kept.append(keys if parts == 1 else keys[_is_in_part(keys, part, parts)])
+        keys |= rows
+        kept.append(keys if parts == 1 else keys[(keys >> _32) * np.uint64(parts) >> _32 == part])
     entries = np.concatenate(kept)
     entries.sort()
     return entries
-
-
-def _is_in_part(keys: np.ndarray, part: int, parts: int) -> np.ndarray:
-    return (keys >> _32) * np.uint64(parts) >> _32 == part
-
-
-def _entries_among(
-    plan: Plan,
-    tables: Sequence[int],
-    part: tuple[int, int],
-    hashes: np.ndarray,
-    entries: Sequence[np.ndarray],
-) -> Iterator[np.ndarray]:
-    """`_sorted_entries` of tables of one word, without most of those in no group of ``entries``."""
-    bits = min(max(max(map(len, entries), default=0).bit_length() + 5, 12), 22)
-    shift, shift_to_byte = np.uint64(64 - bits), np.uint64(64 - bits + 3)
-    known = []
-    for of_table in entries:
-        is_known = np.zeros(1 << bits, bool)
-        is_known[(of_table >> shift).view(np.int64)] = True
-        # A byte for each key would not fit in a core's cache.
-        known.append(np.packbits(is_known, bitorder="little"))
-    kept: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in tables]
-    keys, places = np.empty((2, _BLOCK), np.uint64)
-    flags, numbers = np.empty((2, _BLOCK), np.uint8)
-    # Many rows at a time, so that the known keys of a table stay in the cache.
-    for first in range(0, len(hashes), _SCANNED):
-        words = np.ascontiguousarray(hashes[first : first + _SCANNED, tables[0] % _WORDS])
-        for number, table in enumerate(tables):
-            _, mask, factor = plan.key(table)
-            for start in range(0, len(words), _BLOCK):
-                block = words[start : start + _BLOCK]
-                size = len(block)
-                key, place, flag, bit = keys[:size], places[:size], flags[:size], numbers[:size]
-                np.bitwise_and(block, mask, out=key)
-                key *= factor
-                np.right_shift(key, shift_to_byte, out=place)
-                known[number].take(place.view(np.int64), out=flag, mode="clip")
-                np.right_shift(key, shift, out=place)
-                bit[:] = place  # its low bits
-                bit &= 7
-                flag >>= bit
-                flag &= 1
-                rows = np.flatnonzero(flag.view(bool))
-                key = key[rows] & _HIGH
-                if part[1] > 1:
-                    in_part = _is_in_part(key, *part)
-                    key, rows = key[in_part], rows[in_part]
-                kept[number].append(key | (rows + (first + start)).view(np.uint64))
-    for blocks in kept:
-        joined = np.concatenate(blocks)
-        blocks.clear()
-        joined.sort()
-        yield joined
 
 
 def _groups(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

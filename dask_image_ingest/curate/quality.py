@@ -388,16 +388,10 @@ def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) ->
 def pixel_signals(
     groups: Sequence[Any], xp: Any, names: Sequence[str] = PIXEL_SIGNALS
 ) -> dict[str, Any]:
-    """Compute those of ``PIXEL_SIGNALS``, float32 (n,).
+    """Compute those of ``PIXEL_SIGNALS``, float32 (n,), on NumPy or CuPy.
 
-    Parameters
-    ----------
-    groups
-        Images of one shape each, uint8 (n, height, width, channels), all of 1 or all of 3 channels.
-    xp
-        NumPy or CuPy.
-    names
-        The signals.
+    ``groups`` are images of one shape each, uint8 (n, height, width, channels), all of 1 or all of
+    3 channels.
     """
     signals: dict[str, Any] = {}
     levels = [name for name in names if name in _LEVEL_SIGNALS]

@@ -44,27 +44,13 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True)
 class JoinedColumns:
-    """New columns for some rows of a frame, small: each query's graph has all of them.
+    """New columns for some rows of a frame, small: each query's graph has all of them."""
 
-    Parameters
-    ----------
-    identity
-        The columns that identify a row.
-    ids
-        `row_ids` of the rows, ascending, uint64 (n,).
-    columns
-        The values of each new column, (n,), as `_compact` makes them.
-    types
-        The type of each new column.
-    defaults
-        The value in all other rows; null for columns that are not here.
-    """
-
-    identity: tuple[str, ...]
-    ids: np.ndarray = field(repr=False)
-    columns: Mapping[str, pa.Array] = field(repr=False)
-    types: Mapping[str, pa.DataType]
-    defaults: Mapping[str, bool]
+    identity: tuple[str, ...]  # the columns that identify a row
+    ids: np.ndarray = field(repr=False)  # `row_ids` of the rows, ascending, uint64 (n,)
+    columns: Mapping[str, pa.Array] = field(repr=False)  # as `_compact` makes them
+    types: Mapping[str, pa.DataType]  # of the new columns
+    defaults: Mapping[str, bool]  # the value in all other rows; null for columns not here
 
     def __dask_tokenize__(self) -> str:
         # By values: the buffers of equal Arrow arrays may differ where they are null.
@@ -80,13 +66,7 @@ class JoinedColumns:
 
 
 def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
-    """The columns that identify a row, the key first.
-
-    Raises
-    ------
-    ArgumentError
-        If the frame lacks them.
-    """
+    """The columns that identify a row, the key first; an error if the frame lacks them."""
     if identity is not None:
         if identity not in frame.columns:
             raise ArgumentError(
@@ -121,13 +101,6 @@ def _hashable(column: pa.ChunkedArray, name: str) -> Any:
 
 
 def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedArray:
-    """Cast a column.
-
-    Raises
-    ------
-    ArgumentError
-        If the type can't hold a value.
-    """
     try:
         return column.cast(type_)
     except (pa.ArrowException, TypeError) as error:
@@ -138,13 +111,7 @@ def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedA
 
 
 def table_of(frame: Any) -> pa.Table:
-    """A partition in Arrow.
-
-    Raises
-    ------
-    ArgumentError
-        If a column mixes types.
-    """
+    """A partition in Arrow; an error if a column mixes types."""
     try:
         return backend_of(frame).to_arrow(frame)
     except (pa.ArrowException, TypeError, ValueError) as error:
@@ -186,13 +153,9 @@ def _look_up(frame: Any, shared: JoinedColumns | None, empty: JoinedColumns) -> 
         if pa.types.is_string(present.type):
             new = present.to_pylist()
         else:
-            new = _numbers(present, backend.numpy)
+            new = backend.numpy.asarray(present.to_numpy(zero_copy_only=False))
         frame = backend.with_columns(frame, {name: (new, present.type)}, valid.tolist())
     return frame
-
-
-def _numbers(values: pa.Array, xp: Any) -> Any:
-    return xp.asarray(values.to_numpy(zero_copy_only=False))
 
 
 def columns_to_join(
@@ -258,18 +221,10 @@ _LOSSLESS_FORMATS = pa.array(["png", "bmp", "pnm"])
 
 @dataclass(frozen=True)
 class Keys:
-    """The texts of many rows, looked up where they are: sorting or joining them takes a copy.
+    """The texts of many rows, looked up where they are: sorting or joining them takes a copy."""
 
-    Parameters
-    ----------
-    values
-        Keys, of any type, in the order of partitions.
-    places
-        The place there of each row; None: its number.
-    """
-
-    values: pa.ChunkedArray
-    places: np.ndarray | None = None
+    values: pa.ChunkedArray  # of any type, in the order of partitions
+    places: np.ndarray | None = None  # the place there of each row; None: its number
 
     def take(self, rows: np.ndarray) -> pa.Array:
         """The keys of these rows, as strings."""
@@ -292,24 +247,12 @@ class Keys:
 
 @dataclass(frozen=True)
 class Ranked:
-    """Rows that have a hash, without repetitions, best first.
+    """Rows that have a hash, without repetitions, best first."""
 
-    Parameters
-    ----------
-    ids
-        `row_ids` of the rows, uint64 (n,).
-    keys
-        The key of each row, or the value of ``identity=``.
-    hashes
-        uint64 (n, variants, words).
-    is_exact
-        bool (n,): whether hashes are compared for equality: those of pixels or bytes, in the first
-        variant.
-    """
-
-    ids: np.ndarray
-    keys: Keys
-    hashes: np.ndarray
+    ids: np.ndarray  # `row_ids` of the rows, uint64 (n,)
+    keys: Keys  # the key of each row, or the value of ``identity=``
+    hashes: np.ndarray  # uint64 (n, variants, words)
+    # bool (n,): compared for equality, by the hash of pixels or bytes in the first variant
     is_exact: np.ndarray
 
 
@@ -318,11 +261,6 @@ def with_ranking_columns(frame: Any, keep: Any, by: Kind) -> tuple[Any, list[str
 
     Signals that are missing are made of the images. Equal images differ in no signal: for other
     kinds than PDQ, ``"best"`` takes those that the frame has.
-
-    Raises
-    ------
-    ArgumentError
-        For an unknown ``keep``, and if the frame lacks a column that it needs.
     """
     if isinstance(keep, str) and keep == "first":
         return frame, []

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from collections import Counter
+from dataclasses import dataclass, field, replace
 from html import escape
 from os import PathLike
 from typing import Any
@@ -13,9 +14,8 @@ import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
 from dask_image_ingest.curate.quality import BELOW, MIN_GRAYSCALE
-from dask_image_ingest.curate.ranking import resolve_identity
-from dask_image_ingest.curate.summary import Plan, Summary, summarize
-from dask_image_ingest.curate.vectors import check_vectors
+from dask_image_ingest.curate.ranking import resolve_identity, row_ids
+from dask_image_ingest.curate.vectors import check_vectors, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import decode_images
 from dask_image_ingest.dataset.plan import select_columns
@@ -23,6 +23,7 @@ from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.image_counts import reduce_partitions
 from dask_image_ingest.ops import small_images
 from dask_image_ingest.view import (
     Thumbnails,
@@ -39,6 +40,7 @@ _ROWS_OF_GROUP = 8
 _POINTS = 2000  # of the map
 _THUMBNAIL = 120
 _BINS = 24
+_MANTISSA = 10  # bits of the values that a histogram counts: exact to a tenth of a percent
 
 # Columns that are signals, by name or, with a dot at the end, by prefix; and which of their ends
 # are bad: True for the highest values, False for the lowest.
@@ -233,7 +235,11 @@ def write_report(
         *header,
     ]
     images = None if has_locations else _images(frame, [*id_columns, *header], storage_options)
-    summary = summarize(frame, plan, locations)
+    summary: Summary = reduce_partitions(
+        select_columns(frame, dict.fromkeys([*locations, *plan.columns])),
+        functools.partial(_summary, plan=plan),
+        functools.partial(_merge, plan=plan),
+    )
     rules = _rules(summary, plan)
     grouped = {
         name.partition(".")[0]: (name, _group_rows(frame, name, summary, plan, locations))
@@ -268,7 +274,7 @@ def write_report(
     )
 
 
-def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> Plan:
+def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> ReportPlan:
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     names = [name for name in frame.columns if isinstance(name, str)]
     signals = {
@@ -285,11 +291,140 @@ def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> Plan:
     }
     groups = {name: of for name, of in _GROUPED.items() if {name, of[0]} <= set(names)}
     vectors = column if column in names else None
-    return Plan(signals, rules, groups, vectors, identity, _WORST, _POINTS)
+    return ReportPlan(signals, rules, groups, vectors, identity)
 
 
 def _matches(name: str, pattern: str) -> bool:
     return name.startswith(pattern) if pattern[-1] == "." else name == pattern
+
+
+@dataclass(frozen=True)
+class ReportPlan:
+    """The columns to summarize: signals, rules, groups and vectors as `_SIGNALS` and others say."""
+
+    signals: dict[str, tuple[bool, ...]]
+    rules: dict[str, bool]
+    groups: dict[str, tuple[str, bool]]
+    vectors: str | None
+    identity: tuple[str, ...]  # the columns that identify a row, the key first
+
+    @property
+    def columns(self) -> list[str]:
+        """All columns that are summarized."""
+        names = [*self.signals, *self.rules]
+        for group, (distance, _) in self.groups.items():
+            names += [group, distance]
+        return list(dict.fromkeys([*names, *([self.vectors] if self.vectors else [])]))
+
+
+@dataclass
+class Summary:
+    """Statistics of one or more partitions.
+
+    Attributes
+    ----------
+    rows
+        Number of rows.
+    values
+        For each signal, counts by (rounded) value.
+    worst
+        For each signal and end (True: highest), the worst rows, with the signal as ``value``.
+    patterns
+        For each set of rules, how many rows exactly these drop.
+    groups
+        For each column of groups, a table: ``group``, its farthest ``distance``, and the number of
+        its dropped ``rows``.
+    points
+        A random sample for the map: ``key``, ``order`` (the hash it was drawn by), ``vector``,
+        ``dropped``.
+    """
+
+    rows: int = 0
+    values: dict[str, pd.Series] = field(default_factory=dict)
+    worst: dict[tuple[str, bool], pd.DataFrame] = field(default_factory=dict)
+    patterns: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    groups: dict[str, pd.DataFrame] = field(default_factory=dict)
+    points: pd.DataFrame | None = None
+
+
+def _summary(frame: Any, plan: ReportPlan) -> Summary:
+    """Summarize one partition."""
+    backend = backend_of(frame)
+    names = [name for name in frame.columns if name != plan.vectors]
+    arrow = backend.to_arrow(frame[names])
+    table = arrow.to_pandas(types_mapper=pandas_type)
+    locations = table[[name for name in names if name not in plan.columns]]
+    summary = Summary(rows=len(table))
+    for name, ends in plan.signals.items():
+        values = pd.Series(table[name].to_numpy(float, na_value=np.nan), table.index)
+        values = values[np.isfinite(values)]
+        summary.values[name] = _round(values).value_counts()
+        valid = locations.loc[values.index].assign(value=values)
+        for highest in ends:
+            summary.worst[name, highest] = _worst(valid, plan.identity, highest)
+    dropped_by = {
+        name: table[name].to_numpy(object, na_value=None) == drops
+        for name, drops in plan.rules.items()
+    }
+    dropped = np.zeros(len(table), bool)
+    for mask in dropped_by.values():
+        dropped |= mask.astype(bool)
+    summary.patterns = Counter(
+        tuple(name for name, mask in dropped_by.items() if mask[row])
+        for row in np.flatnonzero(dropped)
+    )
+    for name, (distance, largest) in plan.groups.items():
+        # The kept row of a group has no distance.
+        members = table[[name, distance]].dropna()
+        group, values = members[name].astype("int64"), members[distance].astype("float64")
+        groups = pd.DataFrame({"group": group, "distance": values, "rows": 1})
+        summary.groups[name] = _merge_groups(groups, largest)
+    if plan.vectors:
+        rows, vectors = valid_vectors(frame, plan.vectors)
+        points = pd.DataFrame({"key": table[plan.identity[0]].iloc[rows].astype(str).to_numpy()})
+        points["order"] = row_ids(arrow, plan.identity)[rows]
+        points["dropped"] = dropped[rows]
+        points["vector"] = list(vectors)
+        summary.points = points.nsmallest(_POINTS, "order")
+    return summary
+
+
+def _merge(parts: list[Summary], plan: ReportPlan) -> Summary:
+    summary = Summary(rows=sum(part.rows for part in parts))
+    for name, ends in plan.signals.items():
+        counts = pd.concat([part.values[name] for part in parts])
+        summary.values[name] = counts.groupby(level=0).sum()
+        for highest in ends:
+            worst = pd.concat([part.worst[name, highest] for part in parts])
+            summary.worst[name, highest] = _worst(worst, plan.identity, highest)
+    for part in parts:
+        summary.patterns.update(part.patterns)
+    for name, (_, largest) in plan.groups.items():
+        groups = pd.concat([part.groups[name] for part in parts])
+        summary.groups[name] = _merge_groups(groups, largest)
+    if plan.vectors:
+        points = pd.concat([part.points for part in parts if part.points is not None])
+        summary.points = points.nsmallest(_POINTS, "order")
+    return summary
+
+
+def _worst(rows: pd.DataFrame, identity: tuple[str, ...], highest: bool) -> pd.DataFrame:
+    """The worst rows at one end of their ``value``, ties by identity."""
+    ascending = [not highest, *(True for _ in identity)]
+    return rows.sort_values(["value", *identity], ascending=ascending).head(_WORST)
+
+
+def _merge_groups(rows: pd.DataFrame, largest: bool) -> pd.DataFrame:
+    """One row for each group: the farthest distance and the sum of ``rows``."""
+    by_group = rows.groupby("group")
+    distance = by_group["distance"].max() if largest else by_group["distance"].min()
+    return pd.DataFrame({"distance": distance, "rows": by_group["rows"].sum()}).reset_index()
+
+
+def _round(values: pd.Series) -> pd.Series:
+    """Round to `_MANTISSA` significant bits, so that few distinct values have to be counted."""
+    mantissa, exponent = np.frexp(values.to_numpy())
+    return pd.Series(np.ldexp(np.round(mantissa * 2**_MANTISSA), exponent - _MANTISSA))
 
 
 def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
@@ -316,7 +451,7 @@ def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | No
     )  # fmt: skip
 
 
-def _rules(summary: Summary, plan: Plan) -> pd.DataFrame:
+def _rules(summary: Summary, plan: ReportPlan) -> pd.DataFrame:
     rows = {
         name: (
             sum(count for pattern, count in summary.patterns.items() if name in pattern),
@@ -398,7 +533,7 @@ def _signals_part(signals: dict[str, str], worst: dict[str, str]) -> str:
     return '<h2 class="dii-part">Signals</h2>' + "".join(parts) if parts else ""
 
 
-def _worst_part(name: str, summary: Summary, plan: Plan, thumbnails: _RowThumbnails) -> str:
+def _worst_part(name: str, summary: Summary, plan: ReportPlan, thumbnails: _RowThumbnails) -> str:
     sheets = []
     for highest in plan.signals[name]:
         rows = summary.worst[name, highest]
@@ -425,13 +560,11 @@ def _histogram(name: str, counts: pd.Series) -> str:
         if len(bad):
             low, high = min(low, bad.max()), max(high, bad.min(), threshold)
     # Not so narrow that floats don't tell neighbouring edges apart.
-    width = _round_width(high / _BINS - low / _BINS)
-    width = max(width, 1e-12 * abs(low), 1e-12 * abs(high))
+    width = max(_round_width((high - low) / _BINS), 1e-12 * abs(low), 1e-12 * abs(high))
     # Align bins with the threshold, so that none is on both sides.
     origin = threshold or 0.0
     numbers = np.arange(np.floor((low - origin) / width), np.floor((high - origin) / width) + 1)
-    with np.errstate(over="ignore"):
-        edges = np.nan_to_num(origin + width * numbers)  # the largest float in place of infinity
+    edges = origin + width * numbers
     bins = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 1)
     heights = np.bincount(bins, counts.to_numpy(), len(edges)).astype(int)
     labels = _labels(edges)
@@ -445,8 +578,8 @@ def _histogram(name: str, counts: pd.Series) -> str:
 
 
 def _round_width(width: float) -> float:
-    """Round up to 1, 2 or 5 times a power of ten; 1 if the width is 0, nearly so, or NaN."""
-    if not width > 1e-300:
+    """Round up to 1, 2 or 5 times a power of ten; 1 if the width is 0."""
+    if not width:
         return 1.0
     power = 10.0 ** np.floor(np.log10(width))
     return float(next(power * step for step in (1, 2, 5, 10) if power * step >= width))
@@ -456,19 +589,16 @@ def _labels(edges: np.ndarray) -> list[str]:
     """Labels of bins by their lower edges, with as few digits as keep them different."""
     largest = np.abs(edges).max()
     unit, scale = ("M", 1e6) if largest >= 1e6 else ("k", 1e3) if largest >= 1e4 else ("", 1.0)
-    for digits in range(16 if largest < 1e15 else 0):
+    labels: list[str] = []
+    for digits in range(17):
         labels = [f"{round(edge / scale, digits) + 0.0:.{digits}f}{unit}" for edge in edges]
         if len(set(labels)) == len(labels):
-            return labels
-    for digits in range(3, 17):
-        labels = [f"{edge:.{digits}g}" for edge in edges]
-        if len(set(labels)) == len(labels):
-            return labels
-    return [f"{edge:.17g}" for edge in edges]
+            break
+    return labels
 
 
 def _group_rows(
-    frame: Any, name: str, summary: Summary, plan: Plan, locations: list[str]
+    frame: Any, name: str, summary: Summary, plan: ReportPlan, locations: list[str]
 ) -> pd.DataFrame:
     """Rows of the groups with the largest differences, the kept row of each group first."""
     distance, largest = _GROUPED[name]

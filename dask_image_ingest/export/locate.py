@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.computing import one_task_per_item
-from dask_image_ingest.dataset.scan import handed_over_index
+from dask_image_ingest.dataset.scan import scanned_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.files import (
     ExportContext,
@@ -78,16 +78,19 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> tuple[SourceShard,
     """
     if not context.options.has_samples:
         return SourceShard("", _NO_SHARD), as_table(select_from_columns(rows, context.options))
-    scanned = handed_over_index()
     if context.options.members.merged:  # the shard has to be opened
         return None
+    urls = rows.column("url").unique().to_pylist()
+    scanned = scanned_index(urls[0]) if len(urls) == 1 else None
     if scanned is None or rows.column("key").null_count:
         return None
-    if rows.column("url").unique().to_pylist() != [scanned.shard.url]:
+    # As a lookup of this one shard tells its version, which is compared later.
+    shard, index = find_shards(urls[0], context.source_options)[0], scanned[1]
+    if shard.state != scanned[0].state:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    selected, renamed = select(scanned.index, wanted, context.options)
-    return _source(scanned.shard.url, scanned.shard.state, scanned.index, renamed), selected
+    selected, renamed = select(index, wanted, context.options)
+    return _source(shard.url, shard.state, index, renamed), selected
 
 
 def _source(

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from dask.utils import format_bytes
 
@@ -187,13 +188,13 @@ def inspect_shard(
             index = index_tar(content, url)
             rows = SampleRows(url, content, index, ReadOptions((first,)))
             report = _report_of_index(url, index, rows)
-            images = [(IMAGE, first.decoding, rows)]
+            images = [(IMAGE, first, rows.numbers)]
             if image is None:
-                images += _other_images(index, rows, extensions, report)
-            for kind, decoding, members in images:
-                if decode_too:
-                    _decode(report, kind, decoding, members)
-            report.counts = add_counts(_count(kind, members) for kind, _, members in images)
+                images += _other_images(index, extensions, report)
+            if decode_too:
+                for images_of_kind in images:
+                    _decode(report, rows, *images_of_kind)
+            report.counts = add_counts(_count(rows, *images_of_kind) for images_of_kind in images)
     except (ShardError, ShardNotFoundError) as error:
         return ShardReport(url, unreadable=printable(str(error), 1000))
     return report
@@ -217,7 +218,7 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
         damage=None if damage is None else f"{damage.code}: {damage.reason}",
         samples=len(index),
         members=index.members,
-        duplicates=[rows.keys[row] for row in sorted(index.duplicates)],
+        duplicates=rows.keys(np.array(sorted(index.duplicates), np.int64)),
         repeated=list(index.repeated),
         interleaved=list(index.interleaved),
         pax=index.pax,
@@ -227,9 +228,11 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
 
 
 def _other_images(
-    index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...], report: ShardReport
-) -> Iterator[tuple[str, DecodeSpec, SampleRows]]:
+    index: ShardIndex, extensions: tuple[str, ...], report: ShardReport
+) -> Iterator[tuple[str, ImageMember, np.ndarray]]:
     """Further images: members with an image's suffix that are not their sample's image, by kind.
+
+    Gives for each kind the numbers of the samples that have one.
 
     Kinds beyond the first `_MOST_KINDS` are counted in the report as skipped.
     """
@@ -243,14 +246,15 @@ def _other_images(
         if kind in extensions:
             # It is further only where the sample has a member of a preferred extension.
             present = pc.and_(present, index.has(*extensions[: extensions.index(kind)]))
-        samples = rows.take(np.flatnonzero(present))
-        yield kind, _AS_STORED, samples.of(ImageMember(kind, (kind,), _AS_STORED))
+        yield kind, ImageMember(kind, (kind,), _AS_STORED), np.flatnonzero(present)
 
 
-def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:
-    pixels = decode(rows.encoded_images, decoding, NoPixels())
+def _decode(
+    report: ShardReport, rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray
+) -> None:
+    pixels = decode(rows.images(member, numbers), member.decoding, NoPixels())
     suffix = "" if kind == IMAGE else f".{kind}"
-    for key, error in zip(rows.keys, pixels.errors, strict=True):
+    for key, error in zip(rows.keys(numbers), pixels.errors, strict=True):
         # A duplicate member is an error of its whole sample: count it once, for its image.
         if error is not None and not (suffix and error.startswith("duplicate-member")):
             _add(report, f"{key}{suffix}", error)
@@ -261,11 +265,13 @@ def _add(report: ShardReport, key: str, error: str) -> None:
     report.bad.setdefault(code, Finding()).add(Finding(1, [key], detail))
 
 
-def _count(kind: str, rows: SampleRows) -> pd.DataFrame:
-    table = rows.table(["format", "height", "width", "nbytes"])
+def _count(rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray) -> pd.DataFrame:
+    names = ("format", "height", "width", "nbytes")
+    table = pa.table({name: rows.field(member, name, numbers) for name in names})
+    headers, opened = rows.headers(member, numbers), rows.opened(member, numbers)
     baseline = [
-        header.format == "jpeg" and is_baseline_jpeg(rows.opened(row))
-        for row, header in enumerate(rows.headers)
+        header.format == "jpeg" and is_baseline_jpeg(data)
+        for header, data in zip(headers, opened, strict=True)
     ]
     return count_images(table.to_pandas().assign(baseline=baseline), kind)
 

@@ -475,8 +475,8 @@ def test_stored_hashes_of_another_kind_or_version_are_refused(random, tmp_path, 
     ):
         with pytest.raises(dii.ArgumentError, match=r"000000.arrow has hashes of by='pdq' in ver"):
             refused()
-    monkeypatch.setattr(hash_store, "_VERSION", 3)
-    with pytest.raises(dii.ArgumentError, match="in version 2, not of by='pdq' in version 3"):
+    monkeypatch.setattr(hash_store, "_VERSION", 4)
+    with pytest.raises(dii.ArgumentError, match="in version 3, not of by='pdq' in version 4"):
         find_duplicates(table, against=tmp_path)
 
 

@@ -72,7 +72,7 @@ def test_hashes_that_are_alike_give_what_all_with_all_gives(
 
 @pytest.mark.parametrize(("bits", "count", "distance"), [(16, 8, 24), (10, 30, 31), (20, 9, 12)])
 def test_the_recall_is_that_of_its_formula(random, bits, count, distance):
-    plan = hash_tables.Plan(bits, count, 1024)
+    plan = hash_tables.TablePlan(bits, count, 1024)
     hashes = random_hashes(random, 5000)
     others = flipped(random, hashes, distance)
     found = np.zeros(len(hashes), bool)
