@@ -33,7 +33,7 @@ import numpy as np
 from _shards import make_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan.samples import open_rows
+from dask_image_ingest.dataset.scan.samples import open_samples
 from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -85,8 +85,9 @@ def measure(path: Path, arguments: Any, clock: "Clock") -> dict[str, float]:
     expr = ddf.expr.optimize(fuse=False)
     partition, query = expr._filtered_task("partition", 0).args
     (split,) = partition
-    with open_rows(split.shard, split.index, query.options) as rows:
-        clock.shapes = np.array([[one.height, one.width, CHANNELS] for one in rows.headers])
+    with open_samples(split.shard, split.index, query.options) as rows:
+        headers = rows.headers(query.options.images[0], rows.numbers)
+        clock.shapes = np.array([[one.height, one.width, CHANNELS] for one in headers])
     best: dict[str, float] = {}
     for _ in range(1 + arguments.rounds):
         found = whole(partition, query, clock) | stages(split, query)
@@ -173,18 +174,20 @@ def stages(split: Any, query: Any) -> dict[str, float]:
 
     names = [name for name in query.columns if name != "image"]
     backend = query.options.get_backend()
-    opened = open_rows(split.shard, split.index, query.options, query.member_columns, whole=True)
+    (image,) = query.options.images
+    opened = open_samples(split.shard, split.index, query.options, query.member_columns)
     rows = timed("tar walk, or index", opened.__enter__)
-    timed("headers", lambda: rows.headers)
-    rows.prefetch_images()
-    files = timed("reading members", lambda: [rows.image_bytes(row) for row in range(len(rows))])
+    timed("headers", lambda: rows.headers(image, rows.numbers))
+    images = rows.images(image, rows.numbers)
+    images.prefetch()
+    files = timed("reading members", lambda: [images.read(row) for row in range(len(images))])
     timed("validity", lambda: [is_valid("jpeg", file) for file in files])
     arrays = [np.frombuffer(file, np.uint8) for file in files]
     timed("DALI's parser", lambda: [dali.parsed_shape(array) for array in arrays])
     decoder = dali.DaliDecoder(DecodeSpec(), "encoded")
     batches = [arrays[start : start + BATCH] for start in range(0, len(arrays), BATCH)]
     timed("feed", lambda: list(decoder.run(iter(batches))))
-    table = timed("table", lambda: rows.table(names))
+    table = timed("table", lambda: rows.table(names, rows.numbers))
     timed("frame", lambda: backend.frame(table, rows.numbers, None))
     opened.__exit__(None, None, None)
     return spent

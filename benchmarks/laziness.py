@@ -47,7 +47,6 @@ def report(ddf, rounds: int) -> None:
         f"filter: computed area > {largest:,}": lambda: ddf[
             ddf["height"] * ddf["width"] > largest
         ].compute(),
-        "query: cls < 12": lambda: ddf.query("cls < 12").compute(),
         "captions": lambda: ddf["txt"].compute(),
         "head(5)": lambda: ddf.head(5),
         "one partition of all": lambda: ddf.partitions[0].compute(),

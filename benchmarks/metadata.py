@@ -73,7 +73,8 @@ def measure(shard: bytes, path: Path, repeats: int) -> dict[str, float]:
     member_columns = schema.select(COLUMNS)
 
     def table():
-        return SampleRows(path.name, content, index, options, member_columns).table(COLUMNS)
+        rows = SampleRows(path.name, content, index, options, member_columns)
+        return rows.table(COLUMNS, rows.numbers)
 
     ways: dict[str, Callable] = {
         "index_tar": lambda: index_tar(content),

@@ -18,8 +18,7 @@ from types import FrameType
 import cloudpickle
 from tblib import pickling_support
 
-from dask_image_ingest.texts import error_text
-from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.url_secrets import error_text, without_secrets
 
 __all__ = [
     "ArgumentError",

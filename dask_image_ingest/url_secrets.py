@@ -2,6 +2,9 @@
 
 A query parameter is part of a signature by its name: those of AWS, Google, Azure, Alibaba, Tencent,
 CloudFront, Akamai and the usual names of tokens, or the names in Dask's configuration.
+
+Texts become storable, too: Arrow, JSON and pages are UTF-8, which has no lone surrogates. Python's
+strings may have them, in names of files that are not UTF-8, and in answers of models.
 """
 
 from __future__ import annotations
@@ -14,8 +17,6 @@ from typing import Any
 from urllib.parse import unquote
 
 import dask
-
-from dask_image_ingest.texts import storable
 
 #: Setting with the names of the parameters that sign a URL; None or "auto" for the known ones.
 SIGNATURE = "image-ingest.remote.signature"
@@ -44,6 +45,22 @@ _BESIDE = re.compile(
     r"|q-(header|url-param)-list"
 )
 _AZURE = re.compile(r"s[vsrpetio]|srt|spr|s(dd|aoid|uoid|cid|duoid)|sk(oid|tid|t|e|s|v|dutid)|ses")
+
+
+def storable(text: str) -> str:
+    r"""The text with its lone surrogates as escapes, such as ``\ud83d``."""
+    if text.isascii():
+        return text
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def error_text(error: BaseException) -> str:
+    """Type and message of an exception, storable; also if it cannot give its message."""
+    try:
+        message = str(error)
+    except Exception as failed:
+        message = f"(no message: its __str__ raised {type(failed).__name__})"
+    return storable(f"{type(error).__name__}: {message}")
 
 
 def without_secrets(text: str) -> str:

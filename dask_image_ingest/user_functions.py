@@ -54,11 +54,6 @@ def stable_token(value: object, functions: bool = True) -> str:
     functions
         Include the user's functions and objects. If False, an object without a stable token is
         represented by its type.
-
-    Raises
-    ------
-    FunctionError
-        If it contains an object without a stable token.
     """
     return _Tokenizer("stable" if functions else "no functions").token(value)
 
@@ -82,10 +77,6 @@ def refuse_other_code(argument: str, function: object, code: str) -> None:
         The function, as it has arrived in this process.
     code
         From `token_and_code`, in the process that built the query.
-
-    Raises
-    ------
-    FunctionError
     """
     if code.startswith(_PYTHON) and code != _code(function):
         name = getattr(function, "__qualname__", type(function).__qualname__)

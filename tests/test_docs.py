@@ -28,7 +28,7 @@ from pages import blocks, check_examples, run_page
 
 import dask_image_ingest as dii
 from dask_image_ingest.cli import main
-from dask_image_ingest.storage.settings import Settings
+from dask_image_ingest.storage.fetch import Settings
 
 pytestmark = pytest.mark.packaging
 

@@ -176,7 +176,7 @@ def test_metadata_is_read_with_few_calls_of_python(shard):
         rows = SampleRows(str(shard), buffer, index, options, schema.select(columns))
         sys.setprofile(count)
         try:
-            rows.table(columns)
+            rows.table(columns, rows.numbers)
         finally:
             sys.setprofile(None)
     assert scanning / SAMPLES < 4 * 12

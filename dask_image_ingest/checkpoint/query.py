@@ -175,13 +175,6 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
         The query.
     version
         Identifies the user's functions; None to digest their code.
-
-    Raises
-    ------
-    ArgumentError
-        If a partition is not computed from one part of one shard, or from some files, alone.
-    FunctionError
-        If a function cannot be digested.
     """
     splits = _splits_of(expr)
     try:

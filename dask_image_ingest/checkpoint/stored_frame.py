@@ -129,13 +129,7 @@ class ReadStored(KeepsResults):
 
 
 def read_part(output: OutputStore, part: str | None, meta: Any, urls: Mapping[str, str]) -> Any:
-    """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame.
-
-    Raises
-    ------
-    ExportError
-        If the file is missing or damaged.
-    """
+    """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame."""
     if part is None:
         return meta
     backend = backend_of(meta)

@@ -9,8 +9,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import dask
@@ -30,41 +29,20 @@ _CLOSE_TIMEOUT = 10  # seconds for a second attempt
 class ClusterClient(Client):
     """Client that closes its cluster when it is closed."""
 
+    setting: dask.config.set | None = None  # of this process, until the client is closed
+
     def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client, then the cluster."""
+        """Close the client, then the cluster; called by Dask too."""
         cluster = self.cluster
         try:
             return super().close(*args, **kwargs)
         finally:
+            if self.setting is not None:
+                with contextlib.suppress(KeyError):  # of clients that overlap
+                    self.setting.__exit__(None, None, None)
+                self.setting = None
             if cluster is not None and not self.asynchronous:
                 _close(cluster)
-
-
-class ThreadsClient(ClusterClient):
-    """Client of workers in this process; sets the process's decode threads until it is closed.
-
-    Parameters
-    ----------
-    cluster
-        Cluster with ``processes=False``.
-    threads
-        Number of decode threads.
-    """
-
-    def __init__(self, cluster: LocalCluster, threads: int, **kwargs: Any) -> None:
-        _use_threads(self, threads)
-        try:
-            super().__init__(cluster, **kwargs)
-        except BaseException:
-            _restore_threads(self)
-            raise
-
-    def close(self, *args: Any, **kwargs: Any) -> Any:
-        """Close the client and the cluster; restore the number of decode threads."""
-        try:
-            return super().close(*args, **kwargs)
-        finally:
-            _restore_threads(self)
 
 
 def _close(cluster: LocalCluster) -> None:
@@ -79,34 +57,6 @@ def _close(cluster: LocalCluster) -> None:
         cluster.status = Status.failed
         with contextlib.suppress(TimeoutError):
             cluster.close(timeout=_CLOSE_TIMEOUT)
-
-
-# Decode threads by id of each open client, and the setting before the first one.
-_client_threads: dict[int, int] = {}
-_original_threads: list[int | None] = []
-
-
-def _use_threads(client: ThreadsClient, threads: int) -> None:
-    if not _client_threads:
-        _original_threads[:] = [dask.config.get(THREADS, None)]
-    _client_threads[id(client)] = threads
-    _set_threads(threads)
-
-
-def _restore_threads(client: ThreadsClient) -> None:
-    if _client_threads.pop(id(client), None) is not None:
-        _set_threads(next(reversed(_client_threads.values()), _original_threads[0]))
-
-
-def _set_threads(threads: int | None) -> None:
-    """Configure the number of decode threads of this process; None removes the setting."""
-    if threads is not None:
-        dask.config.set({THREADS: threads})
-        return
-    dask.config.pop(THREADS, None)
-    section = THREADS.partition(".")[0]
-    if not dask.config.get(section, None):
-        dask.config.pop(section, None)
 
 
 # Environment variables of workers; works for cluster classes that set ``env=`` themselves, too.
@@ -174,8 +124,8 @@ def start_cluster(
     Raises
     ------
     ArgumentError
-        For numbers that are not positive, unknown arguments, more workers than GPUs,
-        ``asynchronous=True``, and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
+        For numbers that are not positive, unknown arguments, more workers than GPUs, and
+        ``asynchronous=True``.
     MissingDependencyError
         With ``gpu=True`` if dask-cuda is not installed.
 
@@ -211,14 +161,16 @@ def start_cluster(
         for name, (default, ours) in _INTERVALS.items()
         if dask.config.get(name, None) == default
     }
-    if not use_gpu and not settings.get("processes", True):
-        with _any_port():
-            return _in_this_process(threads, settings)
     variables = dask.config.get(_SPAWN)
     if dask.config.get(_SHARD, None) == _DEFAULT_SHARD:
         variables = _LARGER_SHARD | variables
-    config = {**intervals, _SPAWN: variables}
-    with dask.config.set(config), _any_port():
+    in_this_process = not use_gpu and not settings.get("processes", True)
+    if in_this_process and "env" in settings:
+        raise ArgumentError("env= is for worker processes, and with processes=False there are none")
+    config = {} if in_this_process else {**intervals, _SPAWN: variables}
+    with dask.config.set(config), warnings.catch_warnings():
+        # The dashboard then uses another one.
+        warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use", UserWarning)
         if use_gpu:
             if devices is None and visible:
                 # With several MIG instances, a process sees only the first.
@@ -230,18 +182,36 @@ def start_cluster(
                 **settings,
             )
         else:
-            cluster = _cpu_cluster(**settings)
-    client = _connect(ClusterClient, cluster)
-    return _prepared(client, "gpu" if use_gpu else "cpu", {"decode-threads": threads})
+            _check_names(settings)
+            cluster = LocalCluster(**settings)
+    return connect(cluster, "gpu" if use_gpu else "cpu", threads, in_this_process)
+
+
+def connect(
+    cluster: LocalCluster, device: Literal["cpu", "gpu"], threads: int, in_this_process: bool
+) -> Client:
+    """Client of a cluster, whose workers are prepared; on failure the cluster is closed."""
+    # Before there is a client, whose end restores it.
+    setting = dask.config.set({THREADS: threads}) if in_this_process else None
+    try:
+        # Through the scheduler, pixels would be sent twice.
+        client = ClusterClient(cluster, direct_to_workers=True)
+    except BaseException:
+        if setting is not None:
+            setting.__exit__(None, None, None)
+        cluster.close()
+        raise
+    client.setting = setting
+    try:
+        prepare_workers(client, device, {} if in_this_process else {"decode-threads": threads})
+    except BaseException:
+        client.close()
+        raise
+    return client
 
 
 def _check_names(settings: Mapping[str, Any]) -> None:
-    """Refuse keywords of neither the cluster nor its workers, with which no worker would start.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Refuse keywords of neither the cluster nor its workers, with which no worker would start."""
     signatures = [inspect.signature(kind).parameters for kind in (LocalCluster, Nanny, Worker)]
     unknown = [name for name in settings if not any(name in known for known in signatures)]
     if unknown:
@@ -249,46 +219,6 @@ def _check_names(settings: Mapping[str, Any]) -> None:
             f"start_cluster has no argument {', '.join(map(repr, unknown))}, and neither have "
             "distributed's LocalCluster, Nanny and Worker"
         )
-
-
-@contextmanager
-def _any_port() -> Iterator[None]:
-    """Suppress Dask's warning that the dashboard uses another port."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", r"\s*Port \d+ is already in use", UserWarning)
-        yield
-
-
-def _connect(client: type[Client], cluster: LocalCluster, *args: Any) -> Client:
-    """Connect a client to a cluster; close the cluster on failure."""
-    try:
-        # Through the scheduler, pixels would be sent twice.
-        return client(cluster, *args, direct_to_workers=True)
-    except BaseException:
-        cluster.close()
-        raise
-
-
-def _prepared(client: Client, device: Literal["cpu", "gpu"], own: dict[str, Any]) -> Client:
-    """Prepare the workers of a client; close it, and the cluster, on failure."""
-    try:
-        prepare_workers(client, device, own)
-    except BaseException:
-        client.close()
-        raise
-    return client
-
-
-def _in_this_process(threads: int, settings: dict[str, Any]) -> Client:
-    _check_names(settings)
-    if "env" in settings:
-        raise ArgumentError("env= is for worker processes, and with processes=False there are none")
-    return _prepared(_connect(ThreadsClient, LocalCluster(**settings), threads), "cpu", {})
-
-
-def _cpu_cluster(**settings: Any) -> LocalCluster:
-    _check_names(settings)
-    return LocalCluster(**settings)
 
 
 def _count_devices(devices: Any) -> int:
@@ -318,25 +248,17 @@ def _cuda_cluster(
     settings = gpu_defaults | _pool(settings)
     if settings["n_workers"] > visible:
         # dask-cuda would fail later, and leave its scheduler running.
-        raise ArgumentError(_too_few_gpus(settings["n_workers"], visible))
+        raise ArgumentError(
+            f"n_workers={settings['n_workers']} is more than the {visible} GPUs that workers may "
+            "have, of which each takes one. Without any, CUDA finds no GPU in this process, or "
+            "cuDF and CuPy are not installed: pass gpu=False"
+        )
     # LocalCUDACluster ignores env=.
     with dask.config.set({_SPAWN: dask.config.get(_SPAWN) | (env or {})}):
         cluster = LocalCUDACluster(**settings)
     if settings["enable_cudf_spill"]:
         _enable_spilling()
     return cluster
-
-
-def _too_few_gpus(n_workers: int, visible: int) -> str:
-    if not visible:
-        return (
-            "gpu=True, and there is no GPU that cuDF could use: CUDA finds none in this process, "
-            "or cuDF and CuPy are not installed. Pass gpu=False for a cluster without"
-        )
-    return (
-        f"n_workers={n_workers} is more than the {visible} GPUs that workers may have, of which "
-        "each takes one: pass a smaller number, or None for all of them"
-    )
 
 
 def _pool(settings: dict[str, Any]) -> dict[str, Any]:
@@ -347,21 +269,7 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
         initial = None  # CUDA's asynchronous pool grows on demand
     elif initial is None:
         maximum = None
-    if initial is not None and maximum is not None and _exceeds(initial, maximum):
-        raise ArgumentError(
-            f"rmm_pool_size={initial!r} is more than device_memory_limit={maximum!r}, to which the "
-            "pool may grow at most: pass a smaller pool or a larger limit"
-        )
     return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
-
-
-def _exceeds(size: Any, limit: Any) -> bool:
-    """Compare two sizes of GPU memory; only a mix of bytes and shares queries the GPU."""
-    if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
-        return bool(size > limit)
-    from dask_cuda.utils import parse_device_bytes
-
-    return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
 
 
 def _enable_spilling() -> None:

@@ -1,23 +1,40 @@
-"""``prepare_cluster``: set up the workers of any cluster, and those that join later."""
+"""``prepare_cluster``: set up the workers of any cluster, and those that join later.
+
+A worker loads DALI while the client plans its query: to build the first pipeline takes as long as
+the decode of a partition. And it ends after an error of CUDA with which all later calls of the
+process fail, so that its nanny starts another.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import io
+import logging
 import os
 import platform
+import sys
+import threading
+import time
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal
 
 import dask
+import numpy as np
 import pandas as pd
-from distributed import Client, Scheduler, Worker
+from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
+from PIL import Image
 
 from dask_image_ingest.client import MarkSuspects, check_client, workers_of
-from dask_image_ingest.cluster.broken_gpu import LeaveBrokenGpu
-from dask_image_ingest.cluster.warm import end_warm_up, warm_up
+from dask_image_ingest.decode import DecodeSpec, decode_one
 from dask_image_ingest.environment import environment, versions
-from dask_image_ingest.errors import ArgumentError, ShardNotFoundError, warn_user
+from dask_image_ingest.errors import (
+    ArgumentError,
+    MissingDependencyError,
+    ShardNotFoundError,
+    warn_user,
+)
 from dask_image_ingest.frames import gpus
 from dask_image_ingest.storage import find_shards
 
@@ -30,6 +47,52 @@ _INHERITED = "DASK_INTERNAL_INHERIT_CONFIG"
 _LIBRARIES = ("dask", "distributed", "pandas", "pyarrow")
 
 _MAX_NAMED = 5  # hosts listed in a warning
+
+
+logger = logging.getLogger("dask_image_ingest")
+
+# Values of cudaError_t after which the process must be terminated, by CUDA's documentation: from
+# cudaErrorIllegalAddress (700) to cudaErrorLaunchFailure (719).
+_STICKY = frozenset((700, 702, 710, *range(714, 720)))
+
+
+class LeaveBrokenGpu(WorkerPlugin):
+    """Worker plugin that ends the process after an error from which its GPU does not recover.
+
+    The failed task and those that the worker held are computed again by others, as after any death
+    of a worker. A worker without a nanny stays, since nobody would replace it.
+    """
+
+    name = "image-ingest-broken-gpu"
+
+    def setup(self, worker: Worker) -> None:
+        """Keep the worker; called by Dask."""
+        self._worker = worker
+
+    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+        """Look at the GPU after an error of CUDA; called by Dask."""
+        if finish != "error":
+            return
+        text = self._worker.state.tasks[key].exception_text
+        error = broken_gpu() if "cuda" in text.lower() else None
+        if error is None:
+            return
+        logger.error("%s: the GPU is unusable for this process: %s", self._worker.address, error)
+        if self._worker.nanny:
+            # At once: closing in order would move frames that can't be read.
+            os._exit(1)
+
+
+def broken_gpu() -> str | None:
+    """Error of CUDA that all later calls of this process give; None if there is none."""
+    cupy = sys.modules.get("cupy")
+    if cupy is None:
+        return None
+    try:
+        cupy.cuda.runtime.deviceSynchronize()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        return str(error) if error.status in _STICKY else None
+    return None
 
 
 class PrepareWorker(LeaveBrokenGpu):
@@ -76,6 +139,39 @@ def _machine_config() -> dict[str, Any]:
     """Configuration in this machine's files and variables, without what its nanny passed on."""
     variables = {name: value for name, value in os.environ.items() if name != _INHERITED}
     return dask.config.collect(dask.config.paths, variables)
+
+
+_warming: list[threading.Thread] = []  # at most one
+
+_STARTING = (Status.created, Status.init, Status.starting)
+
+
+def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
+    """Decode an image in a thread of its own, once per process.
+
+    On a GPU it waits until ``worker`` has started, since the memory pool does not exist before.
+    """
+    if _warming:
+        return
+    thread = threading.Thread(target=_decode, args=(device, worker), name="warm-up", daemon=True)
+    _warming.append(thread)
+    thread.start()
+
+
+def end_warm_up() -> None:
+    """Wait for the warm-up: a worker that closes at once must not be in the middle of an import."""
+    while _warming:
+        _warming.pop().join()
+
+
+def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
+    while device == "gpu" and worker is not None and worker.status in _STARTING:
+        time.sleep(0.05)
+    file = io.BytesIO()
+    Image.new("RGB", (16, 16)).save(file, "JPEG")
+    # If DALI or GPU memory is missing, the first read reports it.
+    with suppress(MissingDependencyError, RuntimeError):
+        decode_one(np.frombuffer(file.getvalue(), np.uint8), DecodeSpec(device=device))
 
 
 async def dask_setup(server: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence, Set
@@ -14,8 +13,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.plan.scan_node import Dataset
-from dask_image_ingest.dataset.predicates import parse_filters
-from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_of
+from dask_image_ingest.dataset.read import asked_for, fingerprint_of, read_of
 from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
     ReadOptions,
@@ -40,7 +38,7 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
     Schema,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import (
@@ -164,7 +162,6 @@ def read_images(
     storage_options = check_storage_options(storage_options)
     images = parse_images(
         image,
-        functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
         errors=errors,
         decode=decode,
         size=size,
@@ -172,12 +169,14 @@ def read_images(
         mode=mode,
         augment=augment,
         transform=transform,
+        device=backend_.device,
+        max_pixels=max_pixels,
     )
     if label not in (None, "folder"):
         raise ArgumentError(f"label={shown(label)}: pass 'folder', or None for no labels")
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
-    every = tuple(extension for each in images for extension in each.extensions)
+    every = tuple(extension for member in images for extension in member.extensions)
     kind = replace(_IMAGES, suffixes=tuple(f".{extension}" for extension in every))
     files = find_shards(paths, storage_options, kind)
     unknown = next((file.url for file in files if file.size < 0), None)
@@ -186,7 +185,7 @@ def read_images(
             f"{unknown}: its server sends no size, which is needed to fetch an image. Download it, "
             "and read the copy"
         )
-    root, is_searched = common_root(paths, (file.url for file in files))
+    root, is_searched = common_root(paths, files, kind)
     classes = None
     if label == "folder":
         folders = folders_in(root, storage_options, kind) if is_searched else set()
@@ -203,14 +202,12 @@ def read_images(
     schema = Schema(
         (),
         sidecar=tuple(FileColumn(name, name, type_) for name, type_ in columns_of_class),
-        images=tuple(each.column for each in images),
+        images=tuple(member.column for member in images),
     )
-    types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
-    selected = chosen_columns(columns, types, decode)
-    predicate = parse_filters(filters, types)
+    selected, predicate = asked_for(schema, columns, filters, decode)
     partitions = _partitions(_rows(files, options, every), options, largest)
     searches = searches_of(paths, files, kind)
-    rows = [len(each) for each in partitions]
+    rows = [len(partition) for partition in partitions]
     token = tokenize(fingerprint_of(files), options, rows, searches)
     dataset = Dataset(partitions, tuple(files), schema, options, searches, token)
     return new_collection(read_of(dataset, selected, predicate, decode))
@@ -269,7 +266,7 @@ def _partitions(
         most_rows = max(1, min(most_rows, largest // (height * width * channels)))
     elif largest is not None:
         sample = FileRows([split for row in some for split in rows[row]], options)
-        decoded = max(1, sample.decoded_bytes())
+        decoded = max(1, sample.decoded_bytes(sample.numbers))
         most_rows = max(1, min(most_rows, largest * len(some) // decoded))
         most_bytes = min(most_bytes, largest * sum(encoded[row] for row in some) // decoded)
     partitions: list[Partition] = []

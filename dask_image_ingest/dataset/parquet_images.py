@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +14,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.plan.scan_node import Dataset
-from dask_image_ingest.dataset.predicates import parse_filters
-from dask_image_ingest.dataset.read import chosen_columns, fingerprint_of, read_of
+from dask_image_ingest.dataset.read import asked_for, fingerprint_of, read_of
 from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
     ReadOptions,
@@ -36,9 +34,12 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageColumn,
     TableSchema,
 )
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type
-from dask_image_ingest.dataset.schema.file_columns import column_type, frame_names
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
+from dask_image_ingest.dataset.schema.file_columns import (
+    check_encoded_type,
+    column_type,
+    frame_names,
+)
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -144,7 +145,6 @@ def read_parquet_images(
     storage_options = check_storage_options(storage_options)
     images = parse_images(
         image,
-        functools.partial(make_decode_spec, device=backend_.device, max_pixels=max_pixels),
         _parse_column,
         errors=errors,
         decode=decode,
@@ -153,6 +153,8 @@ def read_parquet_images(
         mode=mode,
         augment=augment,
         transform=transform,
+        device=backend_.device,
+        max_pixels=max_pixels,
     )
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
@@ -163,7 +165,7 @@ def read_parquet_images(
         file_schema, rows = first.schema_arrow, first.metadata.num_rows
     if isinstance(image, str):
         images = (replace(images[0], column=image),)
-    sources = {each.column: each.extensions[0] for each in images}
+    sources = {member.column: member.extensions[0] for member in images}
     schema = _schema(file_schema, sources, key, backend_, files[0].url)
     options = ReadOptions(
         images=images,
@@ -177,9 +179,7 @@ def read_parquet_images(
             f"the files have a column 'error' of their own, as {files[0].url} has, and that of a "
             "decode would take its place: pass columns= without it, or decode=False"
         )
-    types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
-    selected = chosen_columns(columns, types, decode)
-    predicate = parse_filters(filters, types)
+    selected, predicate = asked_for(schema, columns, filters, decode)
     partitions = _partitions(files, rows, options, largest)
     token = tokenize(fingerprint_of(files), str(schema), options, partitions, searches)
     dataset = Dataset(partitions, tuple(files), schema, options, searches, token)
@@ -250,7 +250,7 @@ def _partitions(
     """
     most = MOST_ENCODED
     if largest is not None and files[0].size > 0:
-        shapes = [each.decoding.shape for each in options.images]
+        shapes = [member.decoding.shape for member in options.images]
         decoded = files[0].size * _EXPANSION
         if all(map(all, shapes)):
             decoded = max(1, rows * sum(math.prod(filter(None, shape)) for shape in shapes))

@@ -14,7 +14,6 @@ types.
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -26,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pandas.api.types import is_list_like
 
-from dask_image_ingest.arguments import is_utf8, shown
+from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE, is_number
 
@@ -106,7 +105,7 @@ def term(column: str, op: str, value: Any) -> Term:
 
 def all_of(predicates: Iterable[Any]) -> Any:
     """The conjunction of predicates; None if all of them are."""
-    return _joined(And, [each for each in predicates if each is not None])
+    return _joined(And, [predicate for predicate in predicates if predicate is not None])
 
 
 def any_of(predicates: Iterable[Any]) -> Any:
@@ -118,8 +117,10 @@ def any_of(predicates: Iterable[Any]) -> Any:
 def _joined(kind: type[And | Or], predicates: Sequence[Any]) -> Predicate | None:
     if len(predicates) < 2:
         return predicates[0] if predicates else None
-    nested = (each.operands if isinstance(each, kind) else (each,) for each in predicates)
-    return kind(tuple(itertools.chain.from_iterable(nested)))
+    operands: list[Predicate] = []
+    for predicate in predicates:
+        operands += predicate.operands if isinstance(predicate, kind) else (predicate,)
+    return kind(tuple(operands))
 
 
 def fold(
@@ -128,7 +129,7 @@ def fold(
     """Visit a predicate: ``of_term`` of each term, ``of_all`` of what that gave below an `And`."""
     if isinstance(predicate, Term):
         return of_term(predicate)
-    results = [fold(each, of_term, of_all, of_any) for each in predicate.operands]
+    results = [fold(operand, of_term, of_all, of_any) for operand in predicate.operands]
     return (of_all if isinstance(predicate, And) else of_any)(results)
 
 
@@ -137,19 +138,19 @@ def terms_of(predicate: Predicate | None) -> Iterator[Term]:
     if isinstance(predicate, Term):
         yield predicate
     elif predicate is not None:
-        for each in predicate.operands:
-            yield from terms_of(each)
+        for operand in predicate.operands:
+            yield from terms_of(operand)
 
 
 def columns_of(predicate: Predicate | None) -> set[str]:
     """The columns that a predicate uses."""
-    return {each.column for each in terms_of(predicate)}
+    return {leaf.column for leaf in terms_of(predicate)}
 
 
 def negated(predicate: Predicate) -> Predicate:
     """The opposite, which also doesn't hold where the predicate is null."""
     opposite: Predicate = fold(
-        predicate, lambda each: replace(each, negated=not each.negated), any_of, all_of
+        predicate, lambda leaf: replace(leaf, negated=not leaf.negated), any_of, all_of
     )
     return opposite
 
@@ -163,7 +164,7 @@ def only(predicate: Predicate | None, columns: Collection[str]) -> Predicate | N
     if predicate is None:
         return None
     weaker: Predicate | None = fold(
-        predicate, lambda each: each if each.column in columns else None, all_of, any_of
+        predicate, lambda leaf: leaf if leaf.column in columns else None, all_of, any_of
     )
     return weaker
 
@@ -172,7 +173,7 @@ def holds(predicate: Predicate, table: pa.Table) -> np.ndarray:
     """Mark the rows of a table for which a predicate holds; shape (n,), bool."""
     marks = fold(
         predicate,
-        lambda each: _holds(table.column(each.column), each),
+        lambda leaf: _holds(table.column(leaf.column), leaf),
         functools.partial(functools.reduce, pc.and_kleene),
         functools.partial(functools.reduce, pc.or_kleene),
     )
@@ -180,14 +181,16 @@ def holds(predicate: Predicate, table: pa.Table) -> np.ndarray:
     return values
 
 
-def _holds(column: pa.ChunkedArray, each: Term) -> pa.ChunkedArray:
+def _holds(column: pa.ChunkedArray, leaf: Term) -> pa.ChunkedArray:
     if pa.types.is_floating(column.type):
         column = column.cast(pa.float64())
-    if each.op == "is null":
-        marks = pc.is_null(column, nan_is_null=each.value)
+    if leaf.op == "is null":
+        marks = pc.is_null(column, nan_is_null=leaf.value)
+    elif leaf.op == "in":
+        marks = _is_in(column, leaf.value)
     else:
-        marks = (_is_in if each.op == "in" else _compare)(column, each.value, each.op)
-    return pc.invert(marks) if each.negated else marks
+        marks = _compare(column, leaf.value, leaf.op)
+    return pc.invert(marks) if leaf.negated else marks
 
 
 def _compare(column: pa.ChunkedArray, value: Any, op: str) -> pa.ChunkedArray:
@@ -201,7 +204,7 @@ def _compare(column: pa.ChunkedArray, value: Any, op: str) -> pa.ChunkedArray:
     return _COMPARISONS[op](column, pa.scalar(value, column.type))
 
 
-def _is_in(column: pa.ChunkedArray, values: Sequence[Any], _op: str) -> pa.ChunkedArray:
+def _is_in(column: pa.ChunkedArray, values: Sequence[Any]) -> pa.ChunkedArray:
     """Mark rows that equal one of ``values``; null rows do if None is among them."""
     constants = [value for value in values if value is not None]
     nulls = pc.is_null(column) if len(constants) < len(values) else None
@@ -259,54 +262,54 @@ def parse_filters(filters: Any, types: Mapping[str, pa.DataType]) -> Predicate |
     if filters is None:
         return None
     if isinstance(filters, Predicate):
-        predicate: Predicate = fold(filters, lambda each: _checked(each, types), all_of, any_of)
+        predicate: Predicate = fold(filters, lambda leaf: _checked(leaf, types), all_of, any_of)
         return predicate
-    if not _is_list(filters):
-        raise ArgumentError(_form(filters))
-    alternatives = [filters] if all(isinstance(f, tuple) for f in filters) else filters
-    if not all(map(_is_list, alternatives)):
-        raise ArgumentError(_form(filters))
-    return any_of(all_of(_checked(_parsed(f), types) for f in every) for every in alternatives)
-
-
-def _parsed(filter_: Any) -> Term:
-    if not isinstance(filter_, (tuple, list)) or len(filter_) != 3:
-        raise ArgumentError(_form(filter_))
-    column, op, value = filter_
-    op = "==" if op == "=" else op
-    if not isinstance(op, str) or op not in _OPERATORS:
+    try:
+        alternatives = [filters] if all(isinstance(f, tuple) for f in filters) else filters
+        triples = [[(column, op, value) for column, op, value in every] for every in alternatives]
+    except (TypeError, ValueError) as error:
         raise ArgumentError(
-            f"filters= has {shown(filter_)}: the operator must be one of == != < <= > >= in, "
-            "'not in'"
+            f"filters={shown(filters)}: pass a list of (column, operator, value) tuples, or a list "
+            "of such lists of which one must hold, for example [('width', '>=', 512)]"
+        ) from error
+    return any_of(all_of(_checked(_parsed(*one), types) for one in every) for every in triples)
+
+
+def _parsed(column: str, op: str, value: Any) -> Term:
+    op = "==" if op == "=" else op
+    if op not in _OPERATORS:
+        raise ArgumentError(
+            f"filters= has {shown((column, op, value))}: the operator must be one of "
+            "== != < <= > >= in, 'not in'"
         )
     return term(column, op, value)
 
 
-def _checked(each: Term, types: Mapping[str, pa.DataType]) -> Term:
-    prefix = f"filters= has {shown(each)}"
-    if not isinstance(each.column, str) or each.column not in types:
+def _checked(leaf: Term, types: Mapping[str, pa.DataType]) -> Term:
+    prefix = f"filters= has {shown(leaf)}"
+    if not isinstance(leaf.column, str) or leaf.column not in types:
         raise ArgumentError(
-            f"{prefix}: there is no column {shown(each.column)}; there are {', '.join(types)}"
+            f"{prefix}: there is no column {shown(leaf.column)}; there are {', '.join(types)}"
         )
-    type_ = types[each.column]
+    type_ = types[leaf.column]
     if type_ == IMAGE:
         raise ArgumentError(
             f"{prefix}, and filters are evaluated before any pixel is decoded; filter the frame "
             "afterwards, or use a metadata column"
         )
-    is_in = each.op == "in"
-    if is_in and (not is_list_like(each.value) or isinstance(each.value, Mapping)):
+    is_in = leaf.op == "in"
+    if is_in and (not is_list_like(leaf.value) or isinstance(leaf.value, Mapping)):
         raise ArgumentError(f"{prefix}: the value must be a list")
     values = [
         value.item() if isinstance(value, np.generic) else value
-        for value in (each.value if is_in else (each.value,))
+        for value in (leaf.value if is_in else (leaf.value,))
     ]
-    problem = next(filter(None, (_incomparable(type_, each.op, value) for value in values)), None)
+    problem = next(filter(None, (_incomparable(type_, leaf.op, value) for value in values)), None)
     if problem:
         raise ArgumentError(f"{prefix}: {problem}")
     # Sorted, so that equal sets give equal tokens.
     ordered = tuple(dict.fromkeys(sorted(values, key=repr)))
-    return replace(each, value=ordered if is_in else values[0])
+    return replace(leaf, value=ordered if is_in else values[0])
 
 
 def _incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
@@ -316,10 +319,7 @@ def _incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
     if is_number(type_):
         if isinstance(value, bool) or not isinstance(value, (int, float, Decimal)):
             return f"the column is of type {type_} and the value is not a number"
-        is_nan = value.is_nan() if isinstance(value, Decimal) else value != value
-        return "NaN compares with nothing" if is_nan else None
-    if type(value) is str and pa.types.is_string(type_):
-        return None if is_utf8(value) else "the value is not valid Unicode"
+        return "NaN compares with nothing" if value != value else None
     try:
         constant = pa.scalar(value, type_)
         _COMPARISONS.get(op, pc.equal)(pa.array([], type_), constant)
@@ -328,14 +328,3 @@ def _incomparable(type_: pa.DataType, op: str, value: Any) -> str | None:
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
         exact = False
     return None if exact else f"the column is of type {type_}"
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, (str, bytes)) and len(value) > 0
-
-
-def _form(filters: Any) -> str:
-    return (
-        f"filters={shown(filters)}: pass a list of (column, operator, value) tuples, or a list of "
-        "such lists of which one must hold, for example [('width', '>=', 512)]"
-    )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
-import pyarrow as pa
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import (
@@ -39,14 +37,15 @@ from dask_image_ingest.dataset.read_options import (
 )
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
-from dask_image_ingest.dataset.scan.first_shard import open_first
 from dask_image_ingest.dataset.scan.partitioning import (
     make_partitions,
+    open_first,
     parse_partition_size,
     parse_shards_per_partition,
 )
 from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
+    Schema,
     make_schema,
 )
 from dask_image_ingest.dataset.schema.file_columns import (
@@ -55,7 +54,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -262,12 +261,6 @@ def read_webdataset_images(
     storage_options = with_pipes_allowed(storage_options, allow_pipes)
     images = parse_images(
         image,
-        functools.partial(
-            make_decode_spec,
-            device=backend_.device,
-            max_pixels=max_pixels,
-            scaled_decode=scaled_decode,
-        ),
         errors=errors,
         decode=decode,
         size=size,
@@ -275,6 +268,9 @@ def read_webdataset_images(
         mode=mode,
         augment=augment,
         transform=transform,
+        device=backend_.device,
+        max_pixels=max_pixels,
+        scaled_decode=scaled_decode,
     )
     largest = parse_partition_size(partition_size, backend_)
     together = parse_shards_per_partition(shards_per_partition, largest)
@@ -287,7 +283,7 @@ def read_webdataset_images(
         needs_sidecars=sidecar == "parquet",
         max_member_bytes=parse_max_member_bytes(max_member_bytes),
     )
-    extensions = {each.column: each.extensions for each in images}
+    extensions = {member.column: member.extensions for member in images}
     index_source = parse_index(index)
     paths = list(paths) if isinstance(paths, Iterator) else paths
     shards = find_shards(paths, storage_options)
@@ -310,9 +306,7 @@ def read_webdataset_images(
                 if added is None:
                     shards = [replace(shard, sidecar=None) for shard in shards]
                 schema = replace(schema, sidecar=added or ())
-                types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
-                selected = chosen_columns(columns, types, decode)
-                predicate = parse_filters(filters, types)
+                selected, predicate = asked_for(schema, columns, filters, decode)
                 first.warn_of_unknown(schema, extensions)
                 partitions = make_partitions(shards, first, options, largest, together, indexes)
             break
@@ -348,7 +342,7 @@ def read_of(
     by_error = not schema.errors.isdisjoint(filtered)
     kept = error_filter(options.errors)
     wanted = list(schema.types) if columns is None else columns
-    decodings = {each.column: each.decoding for each in options.images}
+    decodings = {member.column: member.decoding for member in options.images}
     needed = {*wanted, *(filtered & schema.errors)}
     errors = {image: schema.field(image, "error") for image in decodings}
     decoded = [image for image in decodings if kept or {image, errors[image]} & needed]
@@ -371,9 +365,9 @@ def read_of(
         for image in decoded
     )
     if by_error:
-        filtered_by = tuple(each for each in images if each.error in filtered)
+        filtered_by = tuple(image for image in images if image.error in filtered)
         scan = FilterRows(Decode(scan, filtered_by, kept), filters)
-        images = tuple(each for each in images if each not in filtered_by)
+        images = tuple(image for image in images if image not in filtered_by)
     frame = Decode(scan, images, kept) if images else scan
     return frame if frame.columns == wanted else frame[wanted]
 
@@ -391,17 +385,19 @@ def filter_rows(frame: ImageDataFrame, predicate: Predicate) -> ImageDataFrame:
     return new_collection(FilterRows(frame.expr, parse_filters(predicate, types)))
 
 
-def chosen_columns(
-    columns: Sequence[str] | None, types: Mapping[str, pa.DataType], decode: bool
-) -> list[str] | None:
-    """The argument ``columns=``; None for all columns."""
+def asked_for(
+    schema: Schema, columns: Sequence[str] | None, filters: Any, decode: bool
+) -> tuple[list[str] | None, Predicate | None]:
+    """The arguments ``columns=``, None for all, and ``filters=``."""
+    types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
+    predicate = parse_filters(filters, types)
     if columns is None:
-        return None if decode else list(types)
+        return None if decode else list(types), predicate
     selected = list_of_names("columns", columns, "column names")
     check_columns(selected, list(types), "the columns of the first shard are")
     if len(set(selected)) < len(selected):
         raise ArgumentError(f"columns={shown(selected)} names a column twice")
-    return selected
+    return selected, predicate
 
 
 def fingerprint_of(shards: Sequence[Shard]) -> str:

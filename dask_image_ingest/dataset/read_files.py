@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,9 +27,9 @@ _OF_DASK = replace(PARQUET, hidden=())
 def files_read(frame: Any) -> set[str]:
     """Paths and URLs of all files that a frame, or its query, reads, whatever rows it keeps.
 
-    Shards with their sidecars and indexes, image files, parquet files, stored partitions; and of
-    rows in memory those that they refer to. What a table refers to is known by its rows only: a
-    writer asks `files_of_rows` for those that it gets.
+    Shards with their sidecars and indexes, image files, parquet files, stored partitions. What the
+    rows of a table refer to is known by these rows only: a writer asks `files_of_rows` for those
+    that it gets.
     """
     expr = frame.expr if isinstance(frame, FrameBase) else frame
     return set(_files_read(expr)) if isinstance(expr, dx.Expr) else files_of_rows(frame)
@@ -53,8 +52,6 @@ def _files_read(expr: Any) -> Iterator[str]:
             yield from step.files_read
         elif isinstance(step, dx.ReadParquet):
             yield from _of_dask(step)
-        elif isinstance(step, (dx.FromGraph, dx.FromPandas)) and _may_refer(step._meta):
-            yield from _referred_to(step)
 
 
 def _steps(expr: Any) -> Iterator[Any]:
@@ -83,21 +80,6 @@ def _searches(expr: Any) -> Iterator[Search]:
             paths = step.path if isinstance(step.path, (list, tuple)) else [step.path]
             for path in paths:
                 yield Search(_url_of(_file_system(step), os.fspath(path)), _OF_DASK)
-
-
-def _referred_to(read: Any) -> Iterator[str]:
-    """The files that the rows of an expression refer to, all of which are read for that."""
-    rows = dx.new_collection(read).map_partitions(_as_frame, meta={"url": "object"})
-    yield from rows.compute()["url"]
-
-
-def _as_frame(rows: Any) -> Any:
-    return pd.DataFrame({"url": sorted(files_of_rows(rows))}, dtype="object")
-
-
-def _may_refer(meta: Any) -> bool:
-    is_frame = getattr(meta, "ndim", 0) == 2 and hasattr(meta, "columns")
-    return is_frame and ("__url__" in meta.columns or bool(reference_columns(meta)))
 
 
 def _of_dask(read: Any) -> Iterator[str]:

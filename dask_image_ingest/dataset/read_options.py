@@ -21,7 +21,7 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageMember,
     parse_image_extensions,
 )
-from dask_image_ingest.decode import DecodeSpec, Mode
+from dask_image_ingest.decode import DecodeSpec, Mode, make_decode_spec
 from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import Backend, BackendName, choose_backend, get_backend, gpus
 from dask_image_ingest.tar import LARGEST_VALUE, MAX_MEMBER_BYTES
@@ -98,7 +98,6 @@ def checked_backend(backend: str | None, errors: Any, decode: Any) -> Backend:
 
 def parse_images(
     image: ImageChoice,
-    make_spec: Callable[..., DecodeSpec],
     parse: Callable[[Any], tuple[str, ...]] = parse_image_extensions,
     *,
     errors: ErrorPolicy,
@@ -111,32 +110,29 @@ def parse_images(
     ----------
     image
         The argument.
-    make_spec
-        Makes a `DecodeSpec` from ``options``.
     parse
         Parses the extensions (or the parquet column) of one image.
     errors, decode
         The arguments. Options of a decode together with ``decode=False`` are refused.
     **options
-        ``size``, ``resize``, ``mode``, ``augment`` and ``transform`` of the read.
+        Those of `make_decode_spec`.
     """
-    images = _image_members(image, options, make_spec, parse)
+    images = _image_members(image, options, parse)
     if decode:
         _warn_of_masks(image, options["mode"])
     else:
-        for each in images:
-            _refuse_decoding(each.decoding, errors)
+        for member in images:
+            _refuse_decoding(member.decoding, errors)
     return images
 
 
 def _image_members(
     image: ImageChoice,
     options: Mapping[str, Any],
-    make_spec: Callable[..., DecodeSpec],
     parse: Callable[[Any], tuple[str, ...]],
 ) -> tuple[ImageMember, ...]:
     if not isinstance(image, Mapping):
-        return (ImageMember("image", parse(image), make_spec(**options)),)
+        return (ImageMember("image", parse(image), make_decode_spec(**options)),)
     if "image" not in image:
         raise ArgumentError(
             f"image={shown(image)}: one of the columns of a mapping is 'image', as in "
@@ -148,7 +144,7 @@ def _image_members(
             raise ArgumentError(f"image=: {name!r} can't be the name of an image column")
         own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
         extensions = value.image if isinstance(value, ImageColumn) else value
-        members[name] = ImageMember(name, parse(extensions), make_spec(**{**options, **own}))
+        members[name] = ImageMember(name, parse(extensions), make_decode_spec(**{**options, **own}))
     return (members.pop("image"), *members.values())
 
 

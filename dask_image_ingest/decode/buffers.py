@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Protocol
 
@@ -47,6 +47,10 @@ def unknown(row: int) -> Origin:
     return Origin("", row, f"image {row}")
 
 
+def _nothing() -> None:
+    """Prefetch nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedImages:
     """The encoded images of some rows.
@@ -60,22 +64,33 @@ class EncodedImages:
     origin : callable
         Function from a row to its origin, which seeds random operators and names the image in
         errors and in the crash log.
+    what : str
+        Names these images in errors.
+    prefetch : callable
+        Called before the first image is read, once it is known that the pixels fit into memory.
+    pictures : array of int64, shape (rows,), or None
+        Rows with equal numbers have the same pixels; None if all differ.
     """
 
     headers: Sequence[Header]
     read: Callable[[int], Any]
     origin: Callable[[int], Origin] = unknown
+    what: str = "images"
+    prefetch: Callable[[], None] = _nothing
+    pictures: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.headers)
 
-    def slice(self, rows: slice) -> EncodedImages:
-        """Consecutive rows, counted from 0."""
-        start = rows.start
-        return EncodedImages(
-            self.headers[rows],
-            lambda row: self.read(start + row),
-            lambda row: self.origin(start + row),
+    def take(self, rows: np.ndarray) -> EncodedImages:
+        """The images of the given rows, in that order."""
+        numbers = rows.tolist()
+        return replace(
+            self,
+            headers=[self.headers[number] for number in numbers],
+            read=lambda row: self.read(numbers[row]),
+            origin=lambda row: self.origin(numbers[row]),
+            pictures=None if self.pictures is None else self.pictures[rows],
         )
 
 

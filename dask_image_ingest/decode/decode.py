@@ -29,7 +29,6 @@ def decode(
     images: EncodedImages,
     decoding: DecodeSpec,
     buffer: PixelBuffer,
-    meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     """Decode the images of a partition, in the order of its rows.
 
@@ -42,8 +41,6 @@ def decode(
         Decode options.
     buffer
         Receives the pixels.
-    meanwhile
-        Called once, while DALI decodes the second batch.
 
     Raises
     ------
@@ -66,7 +63,7 @@ def decode(
         if crashed_before:
             pixels = decode_guarded(images, decoding, buffer)
         else:
-            pixels = decode_in_batches(images, decoding, buffer, meanwhile)
+            pixels = decode_in_batches(images, decoding, buffer)
     bad = sum(bool(error) for error in pixels.errors)
     count(DECODED, len(images) - bad)
     count(BAD, bad)
@@ -107,7 +104,6 @@ def decode_in_batches(
     images: EncodedImages,
     decoding: DecodeSpec,
     buffer: PixelBuffer,
-    meanwhile: Callable[[], Any] | None = None,
 ) -> Pixels:
     """Decode the images of a partition in this process; parameters as in `decode`."""
     errors = [header.error for header in images.headers]
@@ -134,9 +130,6 @@ def decode_in_batches(
                 if itemsizes is not None:
                     itemsizes[rows] = [image.dtype.itemsize for image in decoded]
                 buffer.append(decoded)
-                if meanwhile is not None:
-                    meanwhile()
-                    meanwhile = None
         finally:
             dali.clear()
     return Pixels(buffer.finish(), shapes, errors, itemsizes)

@@ -11,9 +11,12 @@ import functools
 import hashlib
 import math
 import struct
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode.buffers import Origin
@@ -57,9 +60,15 @@ class RandomResizedCrop:
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scale", _interval("scale", self.scale, 1.0))
-        object.__setattr__(self, "ratio", _interval("ratio", self.ratio, math.inf))
-        if not _is_number(self.flip) or not 0 <= self.flip <= 1:
+        for name, highest in ("scale", 1), ("ratio", sys.float_info.max):
+            low, high = getattr(self, name)
+            if not 0 < low <= high <= highest:
+                raise ArgumentError(
+                    f"RandomResizedCrop({name}={shown((low, high))}): pass (low, high), "
+                    f"0 < low <= high{' <= 1' if highest == 1 else ''}"
+                )
+            object.__setattr__(self, name, (float(low), float(high)))
+        if not 0 <= self.flip <= 1:
             raise ArgumentError(
                 f"RandomResizedCrop(flip={shown(self.flip)}): pass a probability, 0 to 1"
             )
@@ -72,7 +81,7 @@ Augment: TypeAlias = Literal["random_resized_crop"] | RandomResizedCrop
 _NAME: Final = "random_resized_crop"
 
 
-def parse_augment(augment: Any) -> RandomResizedCrop | None:
+def parse_augment(augment: object) -> RandomResizedCrop | None:
     """Validate the argument ``augment=``.
 
     Raises
@@ -98,7 +107,7 @@ class Region(NamedTuple):
     width: int
     mirrored: bool
 
-    def of(self, image: Any) -> Any:
+    def of(self, image: np.ndarray) -> np.ndarray:
         """View of this part of an array (height, width, channels), not mirrored."""
         return image[self.top : self.top + self.height, self.left : self.left + self.width]
 
@@ -146,17 +155,3 @@ def _uniform(origin: Origin) -> Iterator[float]:
 def _digest(shard: str) -> bytes:
     identity = url_identity(shard).encode("utf-8", "surrogateescape")
     return hashlib.blake2b(identity, digest_size=8).digest()
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _interval(name: str, value: Any, highest: float) -> tuple[float, float]:
-    pair = tuple(value) if isinstance(value, Sequence) and not isinstance(value, str) else ()
-    if len(pair) == 2 and all(map(_is_number, pair)) and 0 < pair[0] <= pair[1] <= highest:
-        return float(pair[0]), float(pair[1])
-    limit = "" if highest == math.inf else f" <= {highest:g}"
-    raise ArgumentError(
-        f"RandomResizedCrop({name}={shown(value)}): pass (low, high), 0 < low <= high{limit}"
-    )

@@ -39,8 +39,7 @@ from dask_image_ingest.decode.dali import (
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
-from dask_image_ingest.texts import error_text
-from dask_image_ingest.url_secrets import url_identity
+from dask_image_ingest.url_secrets import error_text, url_identity
 from dask_image_ingest.user_functions import refuse_other_code
 
 # Distance in DALI's counter between neighbours in a batch (`kSkipaheadPerSample`).

@@ -45,18 +45,14 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options that determine the written bytes.
-
-    ``has_samples``: rows refer to samples of shards or to image files; else all members are from
-    columns.
-    """
+    """Options that determine the written bytes."""
 
     template: str
     samples_per_shard: int | None
     bytes_per_shard: int | None
     shuffle: int | None
     members: Members
-    has_samples: bool
+    has_samples: bool  # rows refer to samples or image files; else all members are from columns
     sidecar: bool
     index: bool
     errors: Literal["null", "raise", "drop"]
@@ -74,26 +70,13 @@ class Options:
 
 @dataclass(frozen=True)
 class ExportContext:
-    """Settings of an export that its tasks share.
-
-    Attributes
-    ----------
-    output, options
-        Where and what to write.
-    url
-        The folder of the finished export, which is not that of ``output`` if it is to replace
-        another one.
-    source_options
-        Storage options of the source shards.
-    run
-        Id of this run, for `refuse_other_run`.
-    """
+    """Settings of an export that its tasks share."""
 
     output: OutputStore
     options: Options
-    url: str
+    url: str  # the folder of the result; not that of ``output`` if it is to replace another export
     source_options: dict[str, Any] | None
-    run: str = ""
+    run: str = ""  # id of this run, for `refuse_other_run`
 
 
 def staged_name(prefix: str) -> str:

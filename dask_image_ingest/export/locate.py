@@ -8,17 +8,16 @@ sparse members) are expanded to a staged file, so that writing a shard only copi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
-from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.computing import one_task_per_item
-from dask_image_ingest.dataset.scan import handed_over_index
+from dask_image_ingest.dataset.scan import scanned_index
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.export.files import (
     ExportContext,
@@ -39,7 +38,15 @@ from dask_image_ingest.export.member_selection import (
     select_members,
 )
 from dask_image_ingest.export.members import with_fields
-from dask_image_ingest.storage import LazyBytes, Shard, find_shards, is_web, local_path, open_shard
+from dask_image_ingest.storage import (
+    ByteReader,
+    LazyBytes,
+    Shard,
+    find_shards,
+    is_web,
+    local_path,
+    open_shard,
+)
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
 # In place of a version, for rows that belong to no shard.
@@ -54,28 +61,14 @@ _NO_EXTENSION = "img"
 
 @dataclass(frozen=True)
 class SourceShard:
-    """A source of samples: a shard, or an image file.
-
-    Attributes
-    ----------
-    url, version
-        URL and state; an empty version if it can't be read.
-    renamed
-        Whether any row's key is not the shard's.
-    expanded
-        Staged file of members that are no ranges of the source; None without any.
-    damage
-        Damage of the shard; None if it is complete.
-    interleaved
-        Number of samples whose members are not adjacent.
-    """
+    """A source of samples: a shard, or an image file."""
 
     url: str
-    version: str
-    renamed: bool = False
-    expanded: str | None = None
+    version: str  # its state; empty if it can't be read
+    renamed: bool = False  # True if any row's key is not the shard's
+    expanded: str | None = None  # staged file of members that are no ranges of the source
     damage: str | None = None
-    interleaved: int = 0
+    interleaved: int = 0  # number of samples whose members are not adjacent
 
 
 def locate_in_task(rows: pa.Table, context: ExportContext) -> tuple[SourceShard, pa.Table] | None:
@@ -85,16 +78,19 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> tuple[SourceShard,
     """
     if not context.options.has_samples:
         return SourceShard("", _NO_SHARD), as_table(select_from_columns(rows, context.options))
-    scanned = handed_over_index()
     if context.options.members.merged:  # the shard has to be opened
         return None
+    urls = rows.column("url").unique().to_pylist()
+    scanned = scanned_index(urls[0]) if len(urls) == 1 else None
     if scanned is None or rows.column("key").null_count:
         return None
-    if rows.column("url").unique().to_pylist() != [scanned.shard.url]:
+    # As a lookup of this one shard tells its version, which is compared later.
+    shard, index = find_shards(urls[0], context.source_options)[0], scanned[1]
+    if shard.state != scanned[0].state:
         return None
     wanted = rows.combine_chunks().to_batches()[0]
-    selected, renamed = select(scanned.index, wanted, context.options)
-    return _source(scanned.shard.url, scanned.shard.state, scanned.index, renamed), selected
+    selected, renamed = select(index, wanted, context.options)
+    return _source(shard.url, shard.state, index, renamed), selected
 
 
 def _source(
@@ -113,26 +109,13 @@ def locate_members(
     listed: Mapping[str, Shard],
     context: ExportContext,
 ) -> tuple[pa.Table, np.ndarray, list[SourceShard]]:
-    """Locate the members of some rows; scans each source once, unless its rows are located.
+    """Locate the members of some rows (``kept``, ascending); scans each source at most once.
 
-    Parameters
-    ----------
-    rows, known
-        As in `StagedRows`.
-    kept
-        The numbers of the rows to locate, ascending.
-    codes, urls
-        For each of all rows its position in ``urls``.
-    listed
-        The shards that the frame's read has listed, by URL.
+    ``codes`` has for each of all rows its position in ``urls``; ``known`` is that of `StagedRows`.
+    ``listed`` has the shards as the frame's read has listed them, by URL.
 
-    Returns
-    -------
-    pyarrow.Table
-        The columns `SELECTED` of these rows.
-    numpy.ndarray
-        For each of these rows its position in the sources.
-    list of SourceShard
+    Returns the columns `SELECTED` of these rows, for each of them its position in the sources, and
+    these.
     """
     by_source = kept[np.argsort(codes[kept], kind="stable")]
     used, starts, inverse = np.unique(codes[by_source], return_index=True, return_inverse=True)
@@ -255,67 +238,44 @@ def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
 
 def _expand(
     rows: list[Row],
-    content: LazyBytes,
+    content: ByteReader,
     index: ShardIndex,
     is_plain: bool,
     made: pa.Table | None,
     context: ExportContext,
-) -> tuple[list[Row], str | None]:
+) -> tuple[list[Row], str]:
     """Write members that are no ranges of the source to a staged file; rows refer to it then."""
-    merged = [
+    merged = context.options.members.merged
+    content.prefetch(
         (offset, offset + size)
         for row in rows
         for _, where, offset, size in row.members
         if where == MERGED and offset not in index.sparse
-    ]
-    content.prefetch(merged)
+    )
+    expanded = []
     with context.output.scratch() as file:
-        rows = [
-            _expand_row(row, content, index, is_plain, _fields_of(number, made, context), file)
-            for number, row in enumerate(rows)
-        ]
+        for number, row in enumerate(rows):
+            members: list[tuple[str, int, int, int]] = []
+            reason = row.reason
+            for extension, where, offset, size in row.members:
+                is_sparse = offset in index.sparse
+                if (where == SOURCE and (is_sparse or not is_plain)) or where == MERGED:
+                    if is_sparse and size > LARGEST_VALUE:
+                        reason = f"too-large: a sparse member of {size} bytes"
+                        break
+                    data = bytes(read_member(content, index, (offset, size)))
+                    if where == MERGED and made is not None:
+                        values = made.column(f"made:{extension}")[number].as_py()
+                        try:
+                            data = with_fields(data, values, merged[extension].fields)
+                        except ValueError as error:
+                            reason = f"bad-json: no field can be set in its {extension}: {error}"
+                            break
+                    where, offset, size = EXPANDED, file.tell(), len(data)
+                    file.write(data)
+                members.append((extension, where, offset, size))
+            kept = row._replace(members=tuple(members))
+            expanded.append(kept if reason is None else Row(reason=reason))
         name = staged_name("expanded")
         context.output.commit(file, name)
-    return rows, name
-
-
-#: Sets the fields of a row in the bytes of its own member, given the member's extension.
-SetFields = Callable[[str, bytes], bytes]
-
-
-def _fields_of(number: int, made: pa.Table | None, context: ExportContext) -> SetFields:
-    """The fields of a row's merged members."""
-
-    def set_fields(extension: str, own: bytes) -> bytes:
-        if made is None:
-            raise AssertionError("fields are set in members, and no column was staged")
-        columns = made.column(f"made:{extension}")[number].as_py()
-        return with_fields(own, columns, context.options.members.merged[extension].fields)
-
-    return set_fields
-
-
-def _expand_row(
-    row: Row,
-    content: LazyBytes,
-    index: ShardIndex,
-    is_plain: bool,
-    set_fields: SetFields,
-    file: BinaryIO,
-) -> Row:
-    members = []
-    for extension, where, offset, size in row.members:
-        is_apart = where == SOURCE and (not is_plain or offset in index.sparse)
-        if is_apart or where == MERGED:
-            if offset in index.sparse and size > LARGEST_VALUE:
-                return Row(reason=f"too-large: a sparse member of {size} bytes")
-            data = bytes(read_member(content, index, (offset, size)))
-            if where == MERGED:
-                try:
-                    data = set_fields(extension, data)
-                except ValueError as error:
-                    return Row(reason=f"bad-json: no field can be set in its {extension}: {error}")
-            where, offset, size = EXPANDED, file.tell(), len(data)
-            file.write(data)
-        members.append((extension, where, offset, size))
-    return row._replace(members=tuple(members))
+    return expanded, name

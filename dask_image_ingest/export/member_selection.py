@@ -43,24 +43,11 @@ _IMAGES = IMAGE_EXTENSIONS.split(";")
 
 
 class Row(NamedTuple):
-    """The members selected for one row, or why it is rejected.
+    """The members selected for one row, or why it is rejected."""
 
-    Attributes
-    ----------
-    members
-        Extension, where (`SOURCE`, `EXPANDED`, `COLUMN` or `MERGED`), offset and size of each.
-    image
-        Position of the image in ``members``; None without one.
-    sample
-        A number that tells the sample from others of its shard: the offset of its first member.
-        None if it is in no shard.
-    reason
-        None unless the row is rejected.
-    """
-
-    members: tuple[tuple[str, int, int, int], ...] = ()
-    image: int | None = None
-    sample: int | None = None
+    members: tuple[tuple[str, int, int, int], ...] = ()  # extension, where, offset, size
+    image: int | None = None  # position of the image in the members
+    sample: int | None = None  # tells it from others of its shard: the offset of its first member
     reason: str | None = None
 
 

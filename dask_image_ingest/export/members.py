@@ -75,25 +75,13 @@ class Encode:
 
 @dataclass(frozen=True, slots=True)
 class ColumnMember:
-    """A member written from columns.
-
-    Attributes
-    ----------
-    columns
-        A name, for a member that is the column's value; a tuple, for a JSON object of several.
-    pixels
-        Encoder settings if the column has pixels, else None.
-    is_main
-        Whether it replaces the sample's own image.
-    stored
-        If the stored images of a column are written: the extension of those that become this
-        member, "" for all. None for other members.
-    """
+    """A member written from columns."""
 
     extension: str
-    columns: str | tuple[str, ...]
-    pixels: Encode | None = None
-    is_main: bool = False
+    columns: str | tuple[str, ...]  # several are a JSON object
+    pixels: Encode | None = None  # settings of the encoder, if the column has pixels
+    is_main: bool = False  # True if it replaces the sample's own image
+    # If it is the stored images of a column: the extension of those that it takes, "" for all.
     stored: str | None = None
 
     @property

@@ -183,14 +183,7 @@ class QueryStep:
 def query_steps(expr: Any, functions: bool = True) -> tuple[QueryStep, ...]:
     """Digest each operation of a query, in order; the last digest identifies the query.
 
-    The shards and partitions of reads are left out.
-
-    Parameters
-    ----------
-    expr
-        The query.
-    functions
-        Include the user's functions.
+    The shards and partitions of reads are left out, and without ``functions`` the user's functions.
     """
     steps: dict[str, QueryStep] = {}
     _digest_step(expr, functions, steps)

@@ -116,7 +116,7 @@ class RejectedRows:
 
     def _add_all(self, mask: pa.ChunkedArray, reason: str) -> None:
         """Reject the rows for which a mask is true; null counts as false."""
-        for row in np.flatnonzero(pc.fill_null(mask, False).to_numpy()):
+        for row in np.flatnonzero(pc.fill_null(mask, False).to_numpy()).tolist():
             self.add(row, reason)
 
     def table(self) -> pa.Table:
@@ -186,22 +186,11 @@ logger = logging.getLogger("dask_image_ingest")
 
 @dataclass(frozen=True)
 class ShardPlan:
-    """Samples in the order of writing.
+    """Samples in the order of writing."""
 
-    Attributes
-    ----------
-    rows
-        ``key``, ``offset``, ``part``, ``batch``, ``row``, ``members`` and ``image`` as in
-        `StagedRows`, and ``source``, a position in ``sources``.
-    sources
-        The source shards.
-    starts
-        The row at which each new shard begins.
-    """
-
-    rows: pa.Table
+    rows: pa.Table  # ``key`` ... ``image`` as in `StagedRows`; ``source``, a position in sources
     sources: Sequence[SourceShard]
-    starts: np.ndarray
+    starts: np.ndarray  # the row at which each new shard begins
 
     @property
     def shards(self) -> int:
@@ -306,17 +295,8 @@ def _assign_to_shards(
 ) -> tuple[ShardPlan, np.ndarray]:
     """Order samples and assign them to shards.
 
-    Parameters
-    ----------
-    rows, sources
-        As in the plan, in the order of the frame; ``rows`` also has ``number``, the row's position
-        in the frame.
-
-    Returns
-    -------
-    ShardPlan
-    numpy.ndarray
-        Numbers of the rows that are in no shard, since theirs has their key already.
+    ``rows`` are those of the plan in the order of the frame, with ``number``, their position in it.
+    Returns also the numbers of the rows that are in no shard, since theirs has their key already.
     """
     if options.shuffle is not None:
         rows = rows.take(pa.array(_shuffled(rows, sources, options.shuffle)))

@@ -20,8 +20,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.computing import compute
-from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.plan import ScanShards, select_columns
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.dataset.references import references_of
 from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
@@ -54,23 +54,16 @@ _BYTES = pd.ArrowDtype(pa.large_binary())
 
 @dataclass(frozen=True)
 class StagedRows:
-    """The rows of a frame, in order.
+    """The rows of a frame, in order."""
 
-    Attributes
-    ----------
-    rows
-        ``key``, ``url`` (dictionary-encoded), ``offset``, ``nbytes`` and ``error``; ``part``,
-        ``batch`` and ``row``, the location of the row's other columns in staged files;
-        ``made:<extension>``, the size of each member from columns, null if the row has none;
-        ``located``, and the columns `SELECTED` where that is true.
-    schema
-        Schema of the sidecars; None without sidecars.
-    known
-        Sources with located rows, by URL; None where partitions have read different versions.
-    """
-
+    #: ``key``, ``url`` (dictionary-encoded), ``offset``, ``nbytes`` and ``error``; ``part``,
+    #: ``batch`` and ``row``, the location of the row's other columns in staged files;
+    #: ``made:<extension>``, the size of each member from columns, null if the row has none;
+    #: ``located``, and the columns `SELECTED` where that is true.
     rows: pa.Table
+    #: Schema of the sidecars; None without sidecars.
     schema: pa.Schema | None
+    #: Sources with located rows, by URL; None where partitions have read different versions.
     known: dict[str, SourceShard | None]
 
 
@@ -124,7 +117,6 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     staging = partial(_stage_partition, context=context)
     if isinstance(frame, FrameBase):
         meta = pd.DataFrame({"rows": pd.array([], dtype=_BYTES)})
-        frame = _handing_over(frame)
         staged = frame.map_partitions(staging, meta=meta, enforce_metadata=False)
         # Optimized here, since `dask.compute` would not fuse reads with what follows them.
         (parts,) = compute(staged.optimize())
@@ -149,14 +141,6 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
             elif source.renamed:
                 known[source.url] = source
     return StagedRows(rows.replace_schema_metadata(None), schema, known)
-
-
-def _handing_over(frame: Any) -> Any:
-    """A frame whose reads keep the scanned index for the next step of their task."""
-    expr = frame.expr
-    for read in expr.find_operations(ScanShards):
-        expr = expr.substitute(read, read.substitute_parameters({"hands_over": True}))
-    return new_collection(expr)
 
 
 def _named_index(frame: Any) -> Any:

@@ -42,24 +42,16 @@ FORMATS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
 
 @dataclass(frozen=True)
 class ImageOrigin:
-    """Origin of an image column.
+    """Origin of an image column."""
 
-    Attributes
-    ----------
-    changed_by
-        The operation that changed its pixels, by its public name; None if they are the stored ones.
-    member
-        Which image of the row's sample it is: ``"image"`` or another one. None if it belongs to no
-        such sample, as images of another read that were merged.
-    extensions
-        Member extensions if it is another image of the sample; empty if unknown.
-    modes
-        The modes that it was decoded in.
-    """
-
+    #: The public name of the operation that changed its pixels; None if they are the stored ones.
     changed_by: str | None
+    #: Which image of the row's sample it is; None if it belongs to no such sample, as images of
+    #: another read that were merged.
     member: Literal["image", "other"] | None
+    #: Extensions of the member if it is another image of the sample; empty if unknown.
     extensions: tuple[str, ...] = ()
+    #: The modes that it was decoded in.
     modes: frozenset[Mode] = frozenset()
 
     @property

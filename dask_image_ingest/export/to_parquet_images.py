@@ -7,6 +7,7 @@ import json
 import os
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import pandas as pd
@@ -222,13 +223,7 @@ def _write_part(
     rows = make(frame)
     if not len(rows) and not keeps_empty:
         return _NAMES
-    try:
-        table = pa.Table.from_pandas(rows, schema, preserve_index=False)
-    except pa.ArrowException as error:
-        raise ArgumentError(
-            f"a partition does not have the types that its frame says, {error}: is the meta= of "
-            "its functions right?"
-        ) from error
+    table = pa.Table.from_pandas(rows, schema, preserve_index=False)
     metadata = {**(table.schema.metadata or {}), **schema.metadata}
     table = table.replace_schema_metadata(metadata)
     name = f"{uuid.uuid4().hex}.parquet"
@@ -266,30 +261,20 @@ def _with_files(
     return result[order]
 
 
-def _class_labels(frame: Any) -> dict[str, Any]:
+def _class_labels(frame: FrameBase) -> dict[str, Any]:
     """Hugging Face's ``ClassLabel`` features of a lazy frame's columns, by lineage."""
     features = {}
     for column in frame.columns:
         for source, (name,) in value_sources(frame.expr, (column,)):
-            feature = None
             if isinstance(source, ScanFiles) and name == "label":
-                names = source.dataset.options.classes or ()
-                feature = {"_type": "ClassLabel", "names": list(names)}
+                names = list(source.dataset.options.classes or ())
+                features[column] = {"_type": "ClassLabel", "names": names}
             elif isinstance(source, (ScanTables, dx.ReadParquet)):
                 ours = isinstance(source, ScanTables)
                 schema: Any = source.dataset.schema if ours else source._dataset_info["schema"]
-                feature = _stored_class_label((schema.metadata or {}).get(_KEY, b"{}"), name)
-            if feature is not None:
-                features[column] = feature
+                with suppress(ValueError, LookupError, TypeError, RecursionError):  # any bytes
+                    feature = json.loads(schema.metadata[_KEY])["info"]["features"][name]
+                    is_label = feature["_type"] == "ClassLabel"
+                    if is_label and all(isinstance(label, str) for label in feature["names"]):
+                        features[column] = feature
     return features
-
-
-def _stored_class_label(metadata: bytes, name: str) -> dict[str, Any] | None:
-    """The ``ClassLabel`` of a column in a table's metadata, which may be any bytes; or None."""
-    try:
-        feature: dict[str, Any] = json.loads(metadata)["info"]["features"][name]
-        is_label = feature["_type"] == "ClassLabel"
-        known = is_label and all(isinstance(each, str) for each in feature["names"])
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return feature if known else None

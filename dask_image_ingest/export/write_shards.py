@@ -39,7 +39,7 @@ from dask_image_ingest.export.files import (
 from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
 from dask_image_ingest.index import parquet_bytes, wds2idx_text
 from dask_image_ingest.storage import ByteReader, find_shards, open_shard
-from dask_image_ingest.storage.output import refuse_other_run
+from dask_image_ingest.storage.output import parsed, refuse_other_run
 from dask_image_ingest.url_secrets import url_identity
 
 # An archive ends with two blocks of zeros, padded to a whole record, as by GNU tar.
@@ -130,40 +130,20 @@ def _extended_header(name: str, size: int, sample: int) -> bytes:
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a shard; arrays and lists have one entry per member, in order of the shard.
+    """Layout of a shard; arrays and lists have one entry per member, in order of the shard."""
 
-    Attributes
-    ----------
-    names
-        Names in the tar.
-    sample
-        The row of the batch that the member belongs to.
-    extensions
-        Extensions, without leading dots.
-    where, offsets, sizes
-        Where the member's bytes are now (``SOURCE``, ``EXPANDED`` or ``COLUMN``), and how many.
-    headers, positions
-        The member's header, and its offset in the new shard.
-    places
-        Offset of the member's bytes in the new shard.
-    images
-        For each sample, the number of the member that is its image; -1 for none.
-    end, size
-        End of the last member, and size of the shard, in bytes.
-    """
-
-    names: Sequence[str]
-    sample: np.ndarray
+    names: Sequence[str]  # in the tar
+    sample: np.ndarray  # the row of the batch that the member belongs to
     extensions: Sequence[str]
-    where: np.ndarray
+    where: np.ndarray  # where its bytes are now: ``SOURCE``, ``EXPANDED`` or ``COLUMN``
     offsets: np.ndarray
     sizes: np.ndarray
     headers: Sequence[Chunk]
-    positions: np.ndarray
-    places: np.ndarray
-    images: np.ndarray
-    end: int
-    size: int
+    positions: np.ndarray  # offset of its header in the new shard
+    places: np.ndarray  # offset of its bytes in the new shard
+    images: np.ndarray  # for each sample, the number of the member that is its image; -1 for none
+    end: int  # of the last member
+    size: int  # of the shard
 
 
 def lay_out(batch: pa.RecordBatch) -> Layout:
@@ -231,12 +211,8 @@ class TarWriter:
         self._sent = 0
         self._written = 0
 
-    def write(self, member: int, *pieces: Chunk) -> None:
-        """Write one member, now or together with those that follow."""
-        self.write_large(member, pieces)
-
-    def write_large(self, member: int, pieces: Iterable[Chunk]) -> None:
-        """Write one member, of which few pieces are in memory."""
+    def write(self, member: int, pieces: Iterable[Chunk]) -> None:
+        """Write one member, now or together with those that follow; few pieces are in memory."""
         position = self._positions[member]
         if position != self._end:
             self._flush(position)
@@ -311,19 +287,9 @@ def copy_members(
     columns: pa.Table | None,
     context: ExportContext,
 ) -> str:
-    """Write every member of a layout, with header and padding, to a file.
+    """Write every member of a layout, with header and padding, to an empty file; its SHA-256.
 
-    Parameters
-    ----------
-    file
-        Descriptor of an empty file, open for reading and writing.
-    columns
-        The bytes of members from columns, as ``made:<extension>``; one row per sample.
-
-    Returns
-    -------
-    str
-        The SHA-256 of the file, as hexadecimal digits.
+    ``columns`` has the bytes of members from columns, as ``made:<extension>``, for each sample.
     """
     tar = TarWriter(file, layout)
     for (url, version), members in _group_members(batch, ("url", "version"), layout, SOURCE):
@@ -342,7 +308,7 @@ def copy_members(
         values = columns.column(f"made:{extension}")
         for member in from_columns:
             if layout.extensions[member] == extension:
-                tar.write(member, values[int(layout.sample[member])].as_buffer())
+                tar.write(member, [memoryview(values[int(layout.sample[member])].as_buffer())])
     return tar.finish()
 
 
@@ -355,12 +321,14 @@ def _copy(members: np.ndarray, layout: Layout, read: Read, tar: TarWriter) -> No
     for first, stop in _coalesce(starts, ends):
         start, end = starts[first], ends[stop - 1]
         if end - start > _LARGE:
-            tar.write_large(numbers[first], _pieces(read, start, end))
+            tar.write(
+                numbers[first],
+                (read(at, min(_LARGE, end - at)) for at in range(start, end, _LARGE)),
+            )
             continue
         data = memoryview(read(start, end - start))
         for number in range(first, stop):
-            content = data[starts[number] - start : ends[number] - start]
-            tar.write(numbers[number], content)
+            tar.write(numbers[number], [data[starts[number] - start : ends[number] - start]])
 
 
 def _coalesce(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
@@ -372,11 +340,6 @@ def _coalesce(starts: list[int], ends: list[int]) -> Iterator[tuple[int, int]]:
             stop = max(bisect_right(ends, starts[first] + AT_ONCE, first, last), first + 1)
             yield first, stop
             first = stop
-
-
-def _pieces(read: Read, start: int, end: int) -> Iterator[Chunk]:
-    for piece in range(start, end, _LARGE):
-        yield read(piece, min(_LARGE, end - piece))
 
 
 def _group_members(
@@ -446,13 +409,8 @@ def write_shard(number: int, context: ExportContext) -> ShardRecord:
 
 def _finished(number: int, context: ExportContext) -> ShardRecord | None:
     """Record of a shard that an earlier run finished; None if files are missing."""
-    content = context.output.read(done_name(number))
-    if content is None:
-        return None
-    with suppress(ValueError):  # truncated by a crash of the machine: records are not synced
-        record: ShardRecord = json.loads(content)
-        return record if has_recorded_sizes(record, context.output.size) else None
-    return None
+    record = parsed(context.output.read(done_name(number)))
+    return record if record and has_recorded_sizes(record, context.output.size) else None
 
 
 def _contents(
@@ -483,7 +441,13 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
     ``__url__``, ``offset`` and ``nbytes`` are replaced by those of the image in the new shard at
     ``url``, null without an image, so that ``decode_images`` finds it.
     """
-    table = pa.table([_conform(columns, field) for field in schema], schema=schema)
+    arrays = [
+        columns.column(field.name).cast(field.type)
+        if field.name in columns.column_names
+        else pa.nulls(len(columns), field.type)
+        for field in schema
+    ]
+    table = pa.table(arrays, schema=schema)
     # Every sample has a member, so index -1 of a missing image is valid; its value is masked.
     absent = layout.images < 0
     locations = {
@@ -496,15 +460,5 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
         if number < 0:
             table = table.append_column(name, values)
         else:
-            field = schema.field(number)
-            if pa.types.is_null(field.type):  # no row had a value
-                field = field.with_type(values.type)
-            table = table.set_column(number, field, values.cast(field.type))
+            table = table.set_column(number, name, values)
     return parquet_bytes(table)
-
-
-def _conform(table: pa.Table, field: pa.Field) -> pa.ChunkedArray | pa.Array:
-    """The column of a field, in its type; nulls if the table has none."""
-    if field.name not in table.column_names:
-        return pa.nulls(len(table), field.type)
-    return table.column(field.name).cast(field.type)

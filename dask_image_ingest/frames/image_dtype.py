@@ -6,7 +6,7 @@ import hashlib
 import io
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -47,13 +47,7 @@ def holds_images(type_: pa.DataType) -> bool:
 
 
 def as_images(array: Any) -> Any:
-    """Convert an Arrow array or chunked array to ``IMAGE``, without a copy of the pixels.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If it does not hold images.
-    """
+    """Convert an Arrow array or chunked array to ``IMAGE``, without a copy of the pixels."""
     if array.type.equals(IMAGE):
         return array
     if not holds_images(array.type):
@@ -187,13 +181,7 @@ def as_uint8(pixels: np.ndarray) -> np.ndarray:
 
 
 def as_pixels(value: Any) -> np.ndarray | None:
-    """Pixels of a `DecodedImage`, an array, or a row of the Arrow struct; None for a null.
-
-    Raises
-    ------
-    OperandError
-        For any other value.
-    """
+    """Pixels of a `DecodedImage`, an array, or a row of the Arrow struct; None for a null."""
     if isinstance(value, DecodedImage):
         return np.asarray(value)
     if isinstance(value, Mapping):
@@ -222,9 +210,6 @@ def _from_struct(row: Mapping[str, Any]) -> np.ndarray:
         ) from None
 
 
-# Inside ImageDtype, "type" is an attribute.
-_Class: TypeAlias = type
-
 # Most bytes that are pickled, as a factor of the array's own, to avoid a copy.
 _PICKLED_EXCESS = 1.01
 
@@ -240,24 +225,29 @@ _LARGE_IMAGE = 1 << 16
 class ImageDtype(NamedDtype):
     """Decoded images: Arrow ``struct<data: large_binary, height, width, channels: int32>``."""
 
-    arrow_type = IMAGE
-    label = "image"
-
     # Class of one value.
     type = DecodedImage
+
+    def __init__(self, type_: pa.DataType = IMAGE) -> None:
+        super().__init__(IMAGE)
+
+    @property
+    def name(self) -> str:
+        """Name that pandas can parse."""
+        return "image"
+
+    @classmethod
+    def _type_of(cls, name: str) -> pa.DataType | None:
+        return IMAGE if name == "image" else None
 
     @property
     def numpy_dtype(self) -> np.dtype:
         """NumPy's dtype for such a column."""
         return np.dtype(object)
 
-    def construct_array_type(self) -> _Class:
-        """Array class of this dtype."""
-        return ImageArray
-
-    def is_like(self, dtype: Any) -> bool:
-        """True for a dtype that can be converted to this one."""
-        return is_image_dtype(dtype)
+    def holds(self, type_: pa.DataType) -> bool:
+        """True for columns that can be converted to this dtype."""
+        return holds_images(type_)
 
 
 class ImageArray(NestedArray):
@@ -328,6 +318,9 @@ class ImageArray(NestedArray):
 
     def _formatter(self, boxed: bool = False) -> Callable[[Any], str]:
         return str
+
+
+ImageDtype.array_class = ImageArray
 
 
 def is_image_dtype(dtype: Any) -> bool:

@@ -1,25 +1,36 @@
-"""Pandas dtype and array of lists and structs, and the base of those of images and references.
+"""Pandas dtypes and arrays of lists, structs and arrays of one shape; the base of all of ours.
 
 pandas names an Arrow list ``list<item: float>[pyarrow]``, and can't parse that name. So
 ``read_parquet`` and Dask's P2P shuffle would fail on a column of embeddings. The dtypes here have
-names that pandas can parse.
+names that pandas can parse. To Arrow and to parquet, arrays of one shape are nested lists of fixed
+size, which more readers know than Arrow's type of tensors.
 """
 
 from __future__ import annotations
 
+import builtins
+import math
 import operator
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, ClassVar, NoReturn, TypeAlias
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import ArgumentError, OperandError
-from dask_image_ingest.frames.arrow_types import is_text, named_type, type_name
+from dask_image_ingest.frames.arrow_types import (
+    as_lists,
+    is_any_list,
+    is_text,
+    named_type,
+    tensor_type,
+    type_name,
+)
 
 _ArrowArray: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -57,12 +68,6 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
             # pandas calls this for the counts of a groupby.
             return pd.array(scalars, dtype=dtype)
         return cls(cls._to_arrow(scalars, dtype))
-
-    @classmethod
-    def _from_sequence_of_strings(
-        cls, strings: Any, *, dtype: Any, copy: bool = False
-    ) -> NestedArray:
-        return cls._from_sequence(strings, dtype=dtype, copy=copy)
 
     def _from_pyarrow_array(self, array: _ArrowArray) -> Any:
         # Results of pandas' own methods, which may have another type.
@@ -279,43 +284,9 @@ def arrow_of(
 
 
 class NamedDtype(pd.ArrowDtype):
-    """Base of dtypes with one fixed Arrow type, and a name that pandas can parse."""
+    """Base of dtypes with a name that pandas can parse."""
 
-    arrow_type: ClassVar[pa.DataType]
-    label: ClassVar[str]
-
-    def __init__(self) -> None:
-        super().__init__(self.arrow_type)
-
-    @property
-    def name(self) -> str:
-        """Name that pandas can parse."""
-        return self.label
-
-    @classmethod
-    def construct_from_string(cls, string: str) -> NamedDtype:
-        """Dtype by its name."""
-        if string != cls.label:
-            raise TypeError(f"Cannot construct a {cls.__name__} from {string!r}")
-        return cls()
-
-    @abstractmethod
-    def is_like(self, dtype: Any) -> bool:
-        """True for a dtype that can be converted to this one."""
-
-    def _get_common_dtype(self, dtypes: list[Any]) -> NamedDtype | None:
-        return self if all(map(self.is_like, dtypes)) else None
-
-    def __from_arrow__(self, array: _ArrowArray) -> Any:
-        return self.construct_array_type()(array)
-
-    def __reduce__(self) -> tuple[Any, tuple[()]]:
-        return type(self), ()
-
-
-@pd.api.extensions.register_extension_dtype
-class NestedDtype(pd.ArrowDtype):
-    """Dtype of Arrow lists or structs, such as ``list<float32>`` or ``struct<x: list<string>>``."""
+    array_class: ClassVar[builtins.type[NestedArray]]
 
     @property
     def name(self) -> str:
@@ -323,35 +294,56 @@ class NestedDtype(pd.ArrowDtype):
         return type_name(self.pyarrow_dtype)
 
     @classmethod
-    def construct_from_string(cls, string: str) -> NestedDtype:
+    def construct_from_string(cls, string: str) -> NamedDtype:
         """Dtype by its name."""
         # pandas tries every dtype for every name; only a TypeError makes it try the next.
-        if isinstance(string, str) and string.startswith(("list<", "large_list<", "struct<")):
-            try:
-                return cls(named_type(string))
-            except (ValueError, RecursionError):
-                pass
-        raise TypeError(f"Cannot construct a NestedDtype from {string!r}")
+        type_ = cls._type_of(string) if isinstance(string, str) else None
+        if type_ is None:
+            raise TypeError(f"Cannot construct a {cls.__name__} from {string!r}")
+        return cls(type_)
 
-    def construct_array_type(self) -> type[NestedColumn]:
+    @classmethod
+    @abstractmethod
+    def _type_of(cls, name: str) -> pa.DataType | None:
+        """Arrow type of a name; None if it is that of another dtype."""
+
+    def construct_array_type(self) -> builtins.type[NestedArray]:
         """Array class of this dtype."""
-        return NestedColumn
+        return self.array_class
 
-    def _get_common_dtype(self, dtypes: list[Any]) -> NestedDtype | None:
-        return self if all(self._can_hold(dtype) for dtype in dtypes) else None
-
-    def _can_hold(self, dtype: Any) -> bool:
+    def holds(self, type_: pa.DataType) -> bool:
         """True for columns of the same Arrow type, and for columns of nulls."""
-        if not isinstance(dtype, pd.ArrowDtype):
-            return False
-        type_ = dtype.pyarrow_dtype
-        return type_ == self.pyarrow_dtype or pa.types.is_null(type_)
+        return type_ == self.pyarrow_dtype or bool(pa.types.is_null(type_))
 
-    def __from_arrow__(self, array: pa.Array | pa.ChunkedArray) -> NestedColumn:
+    def _get_common_dtype(self, dtypes: list[Any]) -> NamedDtype | None:
+        are_held = (isinstance(d, pd.ArrowDtype) and self.holds(d.pyarrow_dtype) for d in dtypes)
+        return self if all(are_held) else None
+
+    def __from_arrow__(self, array: _ArrowArray) -> Any:
+        return self.array_class(array)
+
+    def __reduce__(self) -> tuple[Any, tuple[pa.DataType]]:
+        return type(self), (self.pyarrow_dtype,)
+
+
+def _parsed(name: str) -> pa.DataType | None:
+    try:
+        return named_type(name)
+    except (ValueError, RecursionError):
+        return None
+
+
+@pd.api.extensions.register_extension_dtype
+class NestedDtype(NamedDtype):
+    """Dtype of Arrow lists or structs, such as ``list<float32>`` or ``struct<x: list<string>>``."""
+
+    @classmethod
+    def _type_of(cls, name: str) -> pa.DataType | None:
+        is_nested = name.startswith(("list<", "large_list<", "struct<"))
+        return _parsed(name) if is_nested else None
+
+    def __from_arrow__(self, array: _ArrowArray) -> NestedColumn:
         return NestedColumn(array.cast(self.pyarrow_dtype))
-
-    def __reduce__(self) -> tuple[type[NestedDtype], tuple[pa.DataType]]:
-        return NestedDtype, (self.pyarrow_dtype,)
 
 
 class NestedColumn(NestedArray):
@@ -399,10 +391,8 @@ def _noun_and_hint(type_: pa.DataType) -> tuple[str, str]:
 
 def nested_dtype(type_: pa.DataType) -> pd.ArrowDtype:
     """Dtype for a nested Arrow type: `NestedDtype` if `named_type` knows it, else pandas' own."""
-    try:
-        return NestedDtype(named_type(type_name(type_)))
-    except (ValueError, RecursionError):
-        return pd.ArrowDtype(type_)
+    named = _parsed(type_name(type_))
+    return pd.ArrowDtype(type_) if named is None else NestedDtype(named)
 
 
 def list_values(array: pa.ChunkedArray) -> np.ndarray | None:
@@ -425,7 +415,192 @@ def one_chunk(array: pa.Array | pa.ChunkedArray) -> pa.Array:
     return chunk
 
 
+@pd.api.extensions.register_extension_dtype
+class TensorDtype(NamedDtype):
+    """Dtype of arrays of one shape, ``float16[4, 64, 64]``."""
+
+    pyarrow_dtype: pa.FixedShapeTensorType
+
+    # Class of a row.
+    type = np.ndarray
+
+    @classmethod
+    def _type_of(cls, name: str) -> pa.DataType | None:
+        parsed = _parsed(name) if name.endswith("]") else None
+        return None if parsed is None else tensor_type(parsed)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of each row."""
+        return tuple(self.pyarrow_dtype.shape)
+
+    @property
+    def value_dtype(self) -> np.dtype:
+        """NumPy dtype of the values."""
+        return np.dtype(self.pyarrow_dtype.value_type.to_pandas_dtype())
+
+    def holds(self, type_: pa.DataType) -> bool:
+        """True for columns of the same shape and values, and for columns of nulls."""
+        return tensor_type(type_) == self.pyarrow_dtype or bool(pa.types.is_null(type_))
+
+    def __from_arrow__(self, array: _ArrowArray) -> TensorColumn:
+        return TensorColumn(as_tensors(array, self.pyarrow_dtype))
+
+
+class TensorColumn(NestedArray):
+    """Extension array of arrays of one shape."""
+
+    _noun = "arrays"
+    _hint = "for their numbers call .images.vectors(column)"
+
+    def __init__(self, values: pa.Array | pa.ChunkedArray) -> None:
+        super().__init__(values)
+        self._dtype = TensorDtype(values.type)
+
+    @classmethod
+    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
+        if not isinstance(dtype, TensorDtype):
+            raise OperandError("arrays of one shape: name their dtype, such as 'float32[3]'")
+        type_ = dtype.pyarrow_dtype
+        array = arrow_of(values, type_, lambda column: as_tensors(column, type_))
+        if array is not None:
+            return array
+        rows = [None if is_missing(value) else _row(value, dtype) for value in values]
+        return tensor_array(rows, type_)
+
+    def __arrow_array__(self, type: Any = None) -> pa.ChunkedArray:
+        lists = as_lists(self._pa_type)
+        array = pa.chunked_array([_lists_of(chunk) for chunk in self._pa_array.chunks], lists)
+        return array if type is None else array.cast(type)
+
+    def _objects(self) -> Iterator[np.ndarray | None]:
+        shape = self.dtype.shape
+        for chunk in self._pa_array.chunks:
+            for row in range(len(chunk)):
+                storage = chunk.storage.slice(row, 1)
+                yield None if storage.null_count else _flat(storage).reshape(shape)
+
+    def _bytes(self) -> Iterator[bytes | None]:
+        return (None if value is None else value.tobytes() for value in self._objects())
+
+    def _is_one(self, value: Any) -> bool:
+        if isinstance(value, np.ndarray) and value.dtype != object:
+            return value.ndim <= len(self.dtype.shape)
+        return super()._is_one(value)
+
+    def numbers(self) -> np.ndarray | None:
+        """All rows as one read-only array (n, ...), if possible a view; None if a row is null."""
+        storage = one_chunk(self._pa_array).storage
+        if storage.null_count:
+            return None
+        return _flat(storage).reshape(len(storage), *self.dtype.shape)
+
+
+def tensor_array(
+    rows: np.ndarray | Sequence[np.ndarray | None], type_: pa.FixedShapeTensorType
+) -> pa.Array:
+    """Arrow array of rows of the type's shape, None for null; values are cast."""
+    dtype = np.dtype(type_.value_type.to_pandas_dtype())
+    shape, mask = tuple(type_.shape), None
+    if isinstance(rows, np.ndarray):
+        values = rows.astype(dtype, copy=False)
+    else:
+        values = np.zeros((len(rows), *shape), dtype)
+        for row, value in enumerate(rows):
+            if value is not None:
+                values[row] = value
+        if any(value is None for value in rows):
+            mask = pa.array([value is None for value in rows])
+    flat = pa.array(np.ascontiguousarray(values).reshape(-1), type_.value_type)
+    storage = pa.FixedSizeListArray.from_arrays(flat, type=type_.storage_type, mask=mask)
+    return pa.ExtensionArray.from_storage(type_, storage)
+
+
+def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType) -> Any:
+    """Convert an Arrow column of tensors or lists to tensors.
+
+    Lists are nested as the shape, or flat.
+    """
+    if array.type == type_:
+        return array
+    if pa.types.is_null(array.type):
+        return tensor_array([None] * len(array), type_)
+    column = one_chunk(array)
+    shape = tuple(type_.shape)
+    if isinstance(column.type, pa.FixedShapeTensorType):
+        if tuple(column.type.shape) != shape:
+            raise pa.ArrowInvalid(f"{column.type} is no {type_}")
+        column = column.storage
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    values = column.drop_null()
+    count, lengths = len(values), []
+    while is_any_list(values.type):
+        items = values.flatten()
+        lengths.append(len(items) // max(1, len(values)))
+        if (pc.list_value_length(values).to_numpy(zero_copy_only=False) != lengths[-1]).any():
+            raise pa.ArrowInvalid("lists differ in length")
+        values = items
+    if values.null_count and not pa.types.is_floating(values.type):
+        raise pa.ArrowInvalid("a list has nulls")
+    if count and tuple(lengths) not in (shape, (math.prod(shape),)):
+        raise pa.ArrowInvalid(f"lists of {lengths} values are no array of shape {shape}")
+    dense = values.to_numpy(zero_copy_only=False).reshape(count, *shape)
+    if count == len(column):
+        return tensor_array(dense, type_)
+    rows = iter(dense)
+    return tensor_array([next(rows) if is_present else None for is_present in present], type_)
+
+
+def _lists_of(chunk: pa.Array) -> pa.FixedSizeListArray:
+    """Nested lists of fixed size over the memory of tensors."""
+    storage, (length, *edges) = chunk.storage, chunk.type.shape
+    size = storage.type.list_size
+    lists = storage.values.slice(storage.offset * size, len(storage) * size)
+    for edge in reversed(edges):
+        lists = pa.FixedSizeListArray.from_arrays(lists, edge)
+    mask = storage.is_null() if storage.null_count else None
+    return pa.FixedSizeListArray.from_arrays(lists, length, mask=mask)
+
+
+def _flat(storage: pa.FixedSizeListArray) -> np.ndarray:
+    return storage.flatten().to_numpy(zero_copy_only=False)
+
+
+def _row(value: Any, dtype: TensorDtype) -> np.ndarray:
+    """A user's value as an array of the dtype's shape."""
+    array = np.asarray(value)
+    if array.dtype == object:  # of pandas: nested lists of parquet are arrays of arrays
+        array = np.array(_as_lists(value), None)
+    if array.shape not in (dtype.shape, (math.prod(dtype.shape),)):
+        raise OperandError(
+            f"a column of {dtype} takes arrays of shape {dtype.shape}, and a row has {array.shape}"
+        )
+    if not np.can_cast(array.dtype, dtype.value_dtype, "same_kind"):
+        raise OperandError(f"a column of {dtype} takes no values of {array.dtype}")
+    return array.reshape(dtype.shape)
+
+
+def _as_lists(value: Any) -> Any:
+    if isinstance(value, (np.ndarray, list, tuple)):
+        return [_as_lists(item) for item in value]
+    return value
+
+
+def is_missing(value: Any) -> bool:
+    """True for None and for pandas' and NumPy's nulls."""
+    return value is None or (pd.api.types.is_scalar(value) and bool(pd.isna(value)))
+
+
+NestedDtype.array_class, TensorDtype.array_class = NestedColumn, TensorColumn
+
+
 @make_array_nonempty.register(NestedDtype)
 def _two_rows(dtype: NestedDtype) -> NestedColumn:
     row: Any = {} if pa.types.is_struct(dtype.pyarrow_dtype) else []
     return NestedColumn(pa.chunked_array([pa.array([row, row], dtype.pyarrow_dtype)]))
+
+
+@make_array_nonempty.register(TensorDtype)
+def _two_arrays(dtype: TensorDtype) -> TensorColumn:
+    zeros = np.zeros((2, *dtype.shape), dtype.value_dtype)
+    return TensorColumn(pa.chunked_array([tensor_array(zeros, dtype.pyarrow_dtype)]))

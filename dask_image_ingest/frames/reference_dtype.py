@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -12,7 +12,7 @@ from dask.dataframe.extensions import make_array_nonempty
 
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_text
-from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
+from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of, is_missing
 from dask_image_ingest.url_secrets import UrlHolder
 
 #: Arrow type of an `ImageReference`. A null is a row without a sample, for example after an outer
@@ -126,13 +126,7 @@ def holds_references(type_: pa.DataType) -> bool:
 
 
 def as_references(array: Any) -> Any:
-    """Convert an Arrow array or chunked array to ``REFERENCE``.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If it does not hold references.
-    """
+    """Convert an Arrow array or chunked array to ``REFERENCE``."""
     if array.type.equals(REFERENCE):
         return array
     if not holds_references(array.type):
@@ -145,27 +139,28 @@ def as_references(array: Any) -> Any:
     return references_of_fields(len(array), fields, array.is_null())
 
 
-# Inside ReferenceDtype, "type" is an attribute.
-_Class: TypeAlias = type
-
-
 @pd.api.extensions.register_extension_dtype
 class ReferenceDtype(NamedDtype):
     """References to encoded images, for ``decode_images``."""
 
-    arrow_type = REFERENCE
-    label = "image_reference"
-
     # Class of one value.
     type = ImageReference
 
-    def construct_array_type(self) -> _Class:
-        """Array class of this dtype."""
-        return ReferenceArray
+    def __init__(self, type_: pa.DataType = REFERENCE) -> None:
+        super().__init__(REFERENCE)
 
-    def is_like(self, dtype: Any) -> bool:
-        """True for a dtype that can be converted to this one."""
-        return is_reference_dtype(dtype)
+    @property
+    def name(self) -> str:
+        """Name that pandas can parse."""
+        return "image_reference"
+
+    @classmethod
+    def _type_of(cls, name: str) -> pa.DataType | None:
+        return REFERENCE if name == "image_reference" else None
+
+    def holds(self, type_: pa.DataType) -> bool:
+        """True for columns that can be converted to this dtype."""
+        return holds_references(type_)
 
 
 class ReferenceArray(NestedArray):
@@ -183,7 +178,7 @@ class ReferenceArray(NestedArray):
         array = arrow_of(values, REFERENCE, as_references)
         if array is not None:
             return array
-        references = [None if _is_null(value) else value for value in values]
+        references = [None if is_missing(value) else value for value in values]
         if not all(value is None or isinstance(value, ImageReference) for value in references):
             raise OperandError("a column of image references takes image references")
         return reference_array(references)
@@ -199,8 +194,7 @@ class ReferenceArray(NestedArray):
         return self.copy(), [1] * len(self)
 
 
-def _is_null(value: Any) -> bool:
-    return value is None or value is pd.NA or (isinstance(value, float) and value != value)
+ReferenceDtype.array_class = ReferenceArray
 
 
 def is_reference_dtype(dtype: Any) -> bool:

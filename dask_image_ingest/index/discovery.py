@@ -30,11 +30,12 @@ from dask_image_ingest.storage import (
     Shard,
     as_folder,
     by_folder,
-    folder_entries,
     folder_of,
     inside,
     is_pipe,
     local_path,
+    names_beside,
+    names_in,
     open_late,
     open_shard,
     shard_name,
@@ -247,18 +248,11 @@ def find_indexes(
     indexes = {}
     for location, group in by_folder(shards) if folder is None else [(folder, shards)]:
         members = [(shard, shard_name(shard.url)) for shard in group]
-        names: Collection[str]
-        if where is True:
-            names = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
-        elif folder is None:
-            names = _beside(location, group, storage_options, listings)
-        else:
-            try:
-                names = folder_entries(folder, group, storage_options)
-            except ShardNotFoundError as error:
-                raise ArgumentError(
-                    f"index={folder!r}: there is no such folder, or its server lists none"
-                ) from error
+        names: Collection[str] = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
+        if folder is not None:
+            names = _in_folder(folder, storage_options)
+        elif where is not True:
+            names = names_beside(location, names, storage_options, listings)
         combined = inside(location, COMBINED_INDEX)
         table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
@@ -289,15 +283,14 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
     return None
 
 
-def _beside(
-    folder: str, shards: Sequence[Shard], storage_options: dict[str, Any] | None, listings: Listings
-) -> Collection[str]:
-    """Names in a folder of shards; empty if it can't be listed."""
+def _in_folder(folder: str, storage_options: dict[str, Any] | None) -> Collection[str]:
+    """Names in a folder of indexes that the user has named."""
     try:
-        return folder_entries(folder, shards, storage_options, listings)
-    except Exception as error:  # each file system has exceptions of its own
-        logger.debug("%s cannot be listed: %s", folder, error)
-        return set()
+        return names_in(folder, storage_options)
+    except ShardNotFoundError as error:
+        raise ArgumentError(
+            f"index={folder!r}: there is no such folder, or its server lists none"
+        ) from error
 
 
 def parse_index(index: Any) -> Literal["auto"] | bool | str:

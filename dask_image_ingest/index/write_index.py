@@ -267,11 +267,12 @@ def _combine(
     }
     output = _output(folder, storage_options)
     if indexes:
-        for name in table.names - new.keys() if table is not None else ():
-            facts = table.facts(name)
-            # The indexed version of the shard, so that `open_stored` takes a stale index, too.
-            indexed = Shard(target, facts.size, facts.version)
-            indexes[name] = IndexFile(target, indexed, name=name, file=table.file)
+        if table is not None:
+            for name in table.names - new.keys():
+                facts = table.facts(name)
+                # The indexed version of the shard, so that `open_stored` takes a stale index, too.
+                indexed = Shard(target, facts.size, facts.version)
+                indexes[name] = IndexFile(target, indexed, name=name, file=table.file)
         _write_rows(output, indexes, storage_options)
     # Also those of an earlier call that was interrupted after it had written the file.
     unneeded = output.sizes(STAGING).keys() & {f"{name}{INDEX_SUFFIX}" for name in shards}

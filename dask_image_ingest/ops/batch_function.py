@@ -23,8 +23,7 @@ from dask_image_ingest.errors import (
 )
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.ops.outputs import ResultError
-from dask_image_ingest.texts import error_text
-from dask_image_ingest.url_secrets import without_secrets
+from dask_image_ingest.url_secrets import error_text, without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
 
@@ -52,11 +51,6 @@ def call_once(
         Its argument.
     what
         The argument in errors.
-
-    Raises
-    ------
-    FunctionError
-        If it fails.
     """
     model = BatchFunction(function, called_by, method=method)
     call = model.get()

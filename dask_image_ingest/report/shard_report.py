@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pyarrow.compute as pc
 from dask.utils import format_bytes
 
@@ -115,21 +116,11 @@ _AS_STORED = DecodeSpec(max_pixels=MAX_PIXELS, mode="raw")
 
 @dataclass(slots=True)
 class Finding:
-    """Images or members with the same problem.
-
-    Attributes
-    ----------
-    count
-        Their number.
-    first
-        Keys or names of the first ones, at most `NAMED`.
-    detail
-        The error's details for the first one.
-    """
+    """Images or members with the same problem."""
 
     count: int = 0
-    first: list[str] = field(default_factory=list)
-    detail: str = ""
+    first: list[str] = field(default_factory=list)  # keys or names, at most `NAMED`
+    detail: str = ""  # the error's details for the first one
 
     def add(self, other: Finding) -> None:
         """Add more of them."""
@@ -140,47 +131,26 @@ class Finding:
 
 @dataclass(slots=True)
 class ShardReport:
-    """Findings on one shard, or on several together.
+    """Findings on one shard, or on several together."""
 
-    Attributes
-    ----------
-    url
-        The shard, without secrets.
-    unreadable
-        Why it cannot be read at all; None if it can.
-    damage
-        What is lost, and why; None if nothing is.
-    samples, members
-        Their numbers.
-    counts
-        Images by header, of `count_images`.
-    bad
-        Error code → the decoded images that have it.
-    duplicates
-        Keys of samples that have a member twice.
-    repeated
-        Keys of more than one sample.
-    interleaved
-        Keys whose members are not adjacent, so that webdataset would split the sample.
-    pax, sparse
-        Numbers of members with a PAX header, and of sparse ones: valid, but some readers reject
-        them.
-    skipped
-        Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
-    """
-
-    url: str
-    unreadable: str | None = None
-    damage: str | None = None
+    url: str  # without secrets
+    unreadable: str | None = None  # why it cannot be read at all
+    damage: str | None = None  # what is lost, and why
     samples: int = 0
     members: int = 0
+    #: Images by header, of `count_images`.
     counts: pd.DataFrame = field(default_factory=lambda: count_images(pd.DataFrame()))
+    #: Error code → the decoded images that have it.
     bad: dict[str, Finding] = field(default_factory=dict)
+    #: Keys of samples that have a member twice, of several samples, and of samples whose members
+    #: are not adjacent, so that webdataset would split them.
     duplicates: list[str] = field(default_factory=list)
     repeated: list[str] = field(default_factory=list)
     interleaved: list[str] = field(default_factory=list)
+    #: Numbers of members with a PAX header, and of sparse ones, which some readers reject.
     pax: int = 0
     sparse: int = 0
+    #: Code → members that are not read, as in `ShardIndex`; and ``many-kinds``, not inspected.
     skipped: dict[str, Finding] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -208,13 +178,8 @@ def inspect_shard(
 ) -> ShardReport:
     """Report on a shard: read the headers of its images, and decode them with ``decode_too``.
 
-    Parameters
-    ----------
-    image
-        Extensions of the samples' image, to inspect only that. None: the extensions of a read, and
-        all further images of each sample.
-    mode
-        The mode to decode the samples' image in.
+    ``image`` has the extensions of the samples' image, to inspect only that, decoded in ``mode``;
+    by default those of a read, and all further images of each sample.
     """
     extensions = parse_image_extensions(image or IMAGE_EXTENSIONS)
     first = ImageMember("image", extensions, DecodeSpec(max_pixels=MAX_PIXELS, mode=mode))
@@ -223,13 +188,13 @@ def inspect_shard(
             index = index_tar(content, url)
             rows = SampleRows(url, content, index, ReadOptions((first,)))
             report = _report_of_index(url, index, rows)
-            images = [(IMAGE, first.decoding, rows)]
+            images = [(IMAGE, first, rows.numbers)]
             if image is None:
-                images += _other_images(index, rows, extensions, report)
-            for kind, decoding, members in images:
-                if decode_too:
-                    _decode(report, kind, decoding, members)
-            report.counts = add_counts(_count(kind, members) for kind, _, members in images)
+                images += _other_images(index, extensions, report)
+            if decode_too:
+                for images_of_kind in images:
+                    _decode(report, rows, *images_of_kind)
+            report.counts = add_counts(_count(rows, *images_of_kind) for images_of_kind in images)
     except (ShardError, ShardNotFoundError) as error:
         return ShardReport(url, unreadable=printable(str(error), 1000))
     return report
@@ -253,7 +218,7 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
         damage=None if damage is None else f"{damage.code}: {damage.reason}",
         samples=len(index),
         members=index.members,
-        duplicates=[rows.keys[row] for row in sorted(index.duplicates)],
+        duplicates=rows.keys(np.array(sorted(index.duplicates), np.int64)),
         repeated=list(index.repeated),
         interleaved=list(index.interleaved),
         pax=index.pax,
@@ -263,9 +228,11 @@ def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardRepo
 
 
 def _other_images(
-    index: ShardIndex, rows: SampleRows, extensions: tuple[str, ...], report: ShardReport
-) -> Iterator[tuple[str, DecodeSpec, SampleRows]]:
+    index: ShardIndex, extensions: tuple[str, ...], report: ShardReport
+) -> Iterator[tuple[str, ImageMember, np.ndarray]]:
     """Further images: members with an image's suffix that are not their sample's image, by kind.
+
+    Gives for each kind the numbers of the samples that have one.
 
     Kinds beyond the first `_MOST_KINDS` are counted in the report as skipped.
     """
@@ -279,14 +246,15 @@ def _other_images(
         if kind in extensions:
             # It is further only where the sample has a member of a preferred extension.
             present = pc.and_(present, index.has(*extensions[: extensions.index(kind)]))
-        samples = rows.take(np.flatnonzero(present))
-        yield kind, _AS_STORED, samples.of(ImageMember(kind, (kind,), _AS_STORED))
+        yield kind, ImageMember(kind, (kind,), _AS_STORED), np.flatnonzero(present)
 
 
-def _decode(report: ShardReport, kind: str, decoding: DecodeSpec, rows: SampleRows) -> None:
-    pixels = decode(rows.encoded_images, decoding, NoPixels())
+def _decode(
+    report: ShardReport, rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray
+) -> None:
+    pixels = decode(rows.images(member, numbers), member.decoding, NoPixels())
     suffix = "" if kind == IMAGE else f".{kind}"
-    for key, error in zip(rows.keys, pixels.errors, strict=True):
+    for key, error in zip(rows.keys(numbers), pixels.errors, strict=True):
         # A duplicate member is an error of its whole sample: count it once, for its image.
         if error is not None and not (suffix and error.startswith("duplicate-member")):
             _add(report, f"{key}{suffix}", error)
@@ -297,11 +265,13 @@ def _add(report: ShardReport, key: str, error: str) -> None:
     report.bad.setdefault(code, Finding()).add(Finding(1, [key], detail))
 
 
-def _count(kind: str, rows: SampleRows) -> pd.DataFrame:
-    table = rows.table(["format", "height", "width", "nbytes"])
+def _count(rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray) -> pd.DataFrame:
+    names = ("format", "height", "width", "nbytes")
+    table = pa.table({name: rows.field(member, name, numbers) for name in names})
+    headers, opened = rows.headers(member, numbers), rows.opened(member, numbers)
     baseline = [
-        header.format == "jpeg" and is_baseline_jpeg(rows.opened(row))
-        for row, header in enumerate(rows.headers)
+        header.format == "jpeg" and is_baseline_jpeg(data)
+        for header, data in zip(headers, opened, strict=True)
     ]
     return count_images(table.to_pandas().assign(baseline=baseline), kind)
 

@@ -4,6 +4,8 @@ In: paths, globs, braces and URLs. Out: a list of shards with sizes and versions
 decompressed bytes of each.
 """
 
+from dask_image_ingest.storage.beside import by_folder, find_beside, names_beside, names_in
+from dask_image_ingest.storage.fsspec_files import Listings
 from dask_image_ingest.storage.listing import (
     common_root,
     find_shards,
@@ -17,13 +19,13 @@ from dask_image_ingest.storage.parquet_file import (
     ParquetSource,
     RowSpan,
     open_parquet,
-    unpacked_bytes,
 )
 from dask_image_ingest.storage.patterns import (
     COMBINED_INDEX,
     INDEX_SUFFIX,
     PARQUET,
     FileKind,
+    Search,
     has_random_access,
 )
 from dask_image_ingest.storage.reader import (
@@ -33,21 +35,13 @@ from dask_image_ingest.storage.reader import (
     ReaderFile,
     as_reader,
 )
-from dask_image_ingest.storage.remote_listing import Listings
-from dask_image_ingest.storage.search import Search
 from dask_image_ingest.storage.shard import (
     Shard,
     as_folder,
-    is_web,
-    local_path,
-)
-from dask_image_ingest.storage.sidecar_files import (
-    by_folder,
-    find_beside,
-    find_listed,
-    folder_entries,
     folder_of,
     inside,
+    is_web,
+    local_path,
     shard_name,
 )
 from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
@@ -75,9 +69,7 @@ __all__ = [
     "common_root",
     "describe_bytes",
     "find_beside",
-    "find_listed",
     "find_shards",
-    "folder_entries",
     "folder_of",
     "folders_in",
     "has_random_access",
@@ -86,6 +78,8 @@ __all__ = [
     "is_pipe",
     "is_web",
     "local_path",
+    "names_beside",
+    "names_in",
     "natural_order",
     "open_file",
     "open_late",
@@ -93,6 +87,5 @@ __all__ = [
     "open_shard",
     "searches_of",
     "shard_name",
-    "unpacked_bytes",
     "with_pipes_allowed",
 ]

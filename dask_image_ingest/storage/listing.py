@@ -3,298 +3,67 @@
 from __future__ import annotations
 
 import errno
-import glob
 import itertools
 import os
 import re
 import stat
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, TypeAlias
 
 from dask_image_ingest.arguments import is_utf8, path_text, shown
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
+from dask_image_ingest.storage.fsspec_files import (
+    Info,
+    call_fsspec,
+    exists_remote,
+    file_system,
+    find_below,
+    info_of,
+    infos_of,
+    list_folder,
+    look_up,
+    shard_of,
+)
 from dask_image_ingest.storage.open import refuse_special
 from dask_image_ingest.storage.patterns import (
+    ANY_DEPTH,
     SHARDS,
     FileKind,
-    LeftOut,
+    Search,
     expand_braces,
-    glob_root,
     is_glob,
 )
-from dask_image_ingest.storage.remote_listing import exists_remote, find_remote, list_folder
-from dask_image_ingest.storage.search import ANY_DEPTH, Search, fits
-from dask_image_ingest.storage.shard import Shard, as_folder, is_web, local_path
+from dask_image_ingest.storage.shard import (
+    Shard,
+    inside,
+    is_object_store,
+    is_web,
+    local_path,
+    split_url,
+)
 from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
 from dask_image_ingest.url_secrets import url_identity
 
-# Ways to a folder through links below links: of folders that all link to each other, there are
-# more than can be walked.
-_MOST_VISITS = 100
+#: Files and folders that searches leave out, by reason.
+LeftOut: TypeAlias = defaultdict[str, list[str]]
+
+# Reasons of folders that a glob or a search for `single` files can't list, and of such files.
+_UNLISTED, _UNREAD = "folders that can't be listed", "files that can't be read"
+
+_HIDDEN, _NOT_UTF8 = (
+    "hidden files and folders",
+    "names that are not UTF-8, which no column can hold",
+)
+
+# Links to folders on the way to a file: of folders that all link to each other there is no end.
+_MOST_LINKS = 3
 
 # Errors of a path: there is no such file, a link leads nowhere, a name is impossible, permission is
 # missing. Any other is of a disk that fails: what is there, is not known.
 _OF_PATHS = frozenset(
     (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EINVAL)
 ) | {errno.EACCES, errno.EPERM}
-
-# Why folders that match a pattern, or are in a search for `single` files, are left out.
-_UNLISTED = "folders that can't be listed"
-
-_UNREAD = "files that can't be read"
-_NOT_UTF8 = "names that are not UTF-8, which no column can hold"
-
-
-def find_matches(pattern: str, kind: FileKind, left_out: LeftOut) -> Iterator[str]:
-    """The paths that match an absolute pattern, each once.
-
-    Unlike :mod:`glob`, ``**`` and wildcards after it don't follow symbolic links to folders, except
-    for a kind of `single` files. Folders that exist literally, wildcards included, are taken so.
-
-    Raises
-    ------
-    ShardError
-        If a folder can't be listed. One without permission is left out, as a shell does.
-    """
-    parts = pattern.split("/")
-    known = next(
-        (n for n in range(1, len(parts)) if not os.path.lexists("/".join(parts[: n + 1]))), 0
-    )
-    root, parts = "/".join(parts[:known]) or "/", parts[max(1, known) :]
-    walk = _Walk(kind, left_out)
-    if ANY_DEPTH not in parts:
-        return _matches(walk, root, parts)
-    first = parts.index(ANY_DEPTH)
-    tops = _matches(walk, root, parts[:first])
-    return iter(dict.fromkeys(p for top in tops for p in _below(walk, _Folder(top), parts[first:])))
-
-
-def _matches(walk: _Walk, folder: str, parts: Sequence[str]) -> Iterator[str]:
-    """Paths below a folder that match these parts of a pattern, through links to folders, too."""
-    if not parts:
-        yield folder
-        return
-    part, rest = parts[0], parts[1:]
-    if glob.has_magic(part):
-        entries = walk.matching(_Folder(folder), part)
-        names = [entry.name for entry in entries if not rest or is_folder(entry)]
-    else:
-        names = [part] if _mode(os.path.join(folder, part), follow=False) else []
-    for name in names:
-        yield from _matches(walk, os.path.join(folder, name), rest)
-
-
-@dataclass(frozen=True, slots=True)
-class _Folder:
-    """A folder of a walk; ``links`` are the folders whose links have led here, by real paths."""
-
-    path: str
-    links: tuple[str, ...] = ()
-
-
-class _Walk:
-    """Folders of one search, links to folders included if the kind follows them."""
-
-    def __init__(self, kind: FileKind, left_out: LeftOut) -> None:
-        self.kind = kind
-        self.left_out = left_out
-        #: How often a folder was reached by links below links.
-        self._visits: Counter[str] = Counter()
-        #: Folders that can't be listed; ``**`` comes to a folder more than once.
-        self._unlisted: set[str] = set()
-
-    def entries(self, folder: _Folder) -> list[os.DirEntry[str]]:
-        """The entries of a folder; none if it is no folder.
-
-        Raises
-        ------
-        ShardError
-            If it can't be listed, except folders of `single` files without permission.
-        """
-        try:
-            with os.scandir(folder.path) as entries:
-                return list(entries)
-        except (FileNotFoundError, NotADirectoryError):
-            return []
-        except OSError as error:
-            if not self.kind.single or error.errno not in _OF_PATHS:
-                raise _unlisted(folder.path, error) from error
-            self._leave_out(folder, error)
-            return []
-
-    def matching(self, folder: _Folder, part: str) -> list[os.DirEntry[str]]:
-        """The entries of a folder that match a part of a pattern.
-
-        Raises
-        ------
-        ShardError
-            If it can't be listed. A folder without permission is left out.
-        """
-        try:
-            entries = self.entries(folder)
-        except ShardError as error:
-            if not isinstance(error.__cause__, PermissionError):
-                raise
-            self._leave_out(folder, error.__cause__)
-            return []
-        return [entry for entry in entries if fits(entry.name, part)]
-
-    def _leave_out(self, folder: _Folder, error: OSError) -> None:
-        if folder.path not in self._unlisted:
-            self._unlisted.add(folder.path)
-            self.left_out.add(f"{_UNLISTED} ({error.strerror})", folder.path)
-
-    def folder(self, above: _Folder, entry: os.DirEntry[str]) -> _Folder | None:
-        """The folder that an entry is; None if it is none, or not followed."""
-        if not is_folder(entry):
-            return None
-        if not entry.is_symlink():
-            return _Folder(entry.path, above.links)
-        if not self.kind.single:
-            return None
-        target = os.path.realpath(entry.path)
-        links = (*above.links, os.path.realpath(above.path))
-        if any(f"{each}/".startswith(f"{target.rstrip('/')}/") for each in links):
-            self.left_out.add("links to a folder that they are in", entry.path)
-            return None
-        if above.links:
-            self._visits[target] += 1
-            if self._visits[target] > _MOST_VISITS:
-                self.left_out.add(f"links to a folder that {_MOST_VISITS} led to", entry.path)
-                return None
-        return _Folder(entry.path, links)
-
-
-def _unlisted(folder: str, error: OSError) -> ShardError:
-    return ShardError(f"the folder {folder} cannot be listed: {error}")
-
-
-def is_folder(entry: os.DirEntry[str]) -> bool:
-    """True for a folder, or a link to one; an error if its disk fails."""
-    try:
-        return entry.is_dir()
-    except OSError as error:  # a link that can't be followed
-        _refuse_failing_disk(entry.path, error)
-        return False
-
-
-def _mode(path: str, *, follow: bool = True) -> int:
-    """The mode of a file, or of a link if not ``follow``; 0 if there is none.
-
-    Unlike with `os.path.exists`, a disk that fails is an error.
-    """
-    try:
-        return os.stat(path, follow_symlinks=follow).st_mode
-    except OSError as error:
-        _refuse_failing_disk(path, error)
-        return 0
-
-
-def _refuse_failing_disk(path: str, error: OSError) -> None:
-    if error.errno not in _OF_PATHS:
-        raise ShardError(f"{path} cannot be read: {error}") from error
-
-
-def _below(walk: _Walk, folder: _Folder, parts: Sequence[str]) -> Iterator[str]:
-    """Paths below a folder that match these parts of a pattern."""
-    if not parts:
-        yield folder.path
-        return
-    part, rest = parts[0], parts[1:]
-    if part != ANY_DEPTH and not glob.has_magic(part):
-        if _mode(path := os.path.join(folder.path, part), follow=False):
-            yield from _below(walk, _Folder(path, folder.links), rest)
-        return
-    if part == ANY_DEPTH and (rest or stat.S_ISDIR(_mode(folder.path))):
-        yield from _below(walk, folder, rest)
-    for entry in walk.matching(folder, part):
-        below = walk.folder(folder, entry)
-        if below is not None:
-            yield from _below(walk, below, parts if part == ANY_DEPTH else rest)
-        elif not rest and not is_folder(entry):
-            yield entry.path
-
-
-def find_local(path: str, kind: FileKind, left_out: LeftOut) -> list[Shard]:
-    """Find the files of a kind at an absolute path or glob; empty if there are none.
-
-    Raises
-    ------
-    ShardError
-        If a folder cannot be listed, the path is a special file (pipe, device), or a disk fails.
-        For `single` files without permission, and special ones, only if that is the path itself.
-    """
-    if not is_glob(path) or os.path.lexists(path):
-        return list(_files_at(path, kind, left_out, searched=kind.single))
-    return [
-        shard
-        for match in find_matches(path, kind, left_out)
-        if kind.is_meant(path, os.path.basename(match), stat.S_ISDIR(_mode(match)))
-        for shard in _files_at(match, kind, left_out, searched=True)
-    ]
-
-
-def find_local_file(path: str) -> Shard | None:
-    """The regular file of exactly this path; None without one."""
-    return (
-        None
-        if os.path.isdir(path)
-        else next(_files_at(path, SHARDS, LeftOut(), searched=True), None)
-    )
-
-
-def _files_at(path: str, kind: FileKind, left_out: LeftOut, searched: bool) -> Iterator[Shard]:
-    """The regular files at or below a path; special files are an error unless ``searched``."""
-    try:
-        status = os.stat(path)
-    except (FileNotFoundError, NotADirectoryError):
-        if os.path.islink(path):
-            left_out.add("links to nothing", path)
-        return
-    except OSError as error:
-        if not kind.single:
-            raise ShardError(f"{path} cannot be read: {error}") from error
-        _refuse_failing_disk(path, error)
-        left_out.add(f"{_UNREAD} ({error.strerror})", path)
-        return
-    if stat.S_ISDIR(status.st_mode):
-        yield from _files_below(path, kind, left_out)
-    elif kind.single and not is_utf8(path):
-        left_out.add(_NOT_UTF8, path)
-    elif stat.S_ISREG(status.st_mode):
-        yield Shard(path, status.st_size, str(status.st_mtime_ns))
-    elif searched:
-        left_out.add("pipes, sockets and devices", path)
-    else:
-        refuse_special(path, status.st_mode)
-
-
-def _files_below(top: str, kind: FileKind, left_out: LeftOut) -> Iterator[Shard]:
-    walk = _Walk(kind, left_out)
-    folders = [_Folder(top)]
-    while folders:
-        folder = folders.pop()
-        for entry in walk.entries(folder):
-            is_kind = kind.has_suffix(entry.name)
-            if entry.name.startswith(kind.hidden):
-                if is_kind or is_folder(entry):
-                    left_out.add("hidden files and folders", entry.path)
-            elif is_folder(entry):
-                if kind.single and not is_utf8(entry.name):
-                    left_out.add(_NOT_UTF8, entry.path)
-                elif (below := walk.folder(folder, entry)) is not None:
-                    folders.append(below)
-            elif is_kind:
-                shards = list(_files_at(entry.path, kind, left_out, searched=True))
-                if not shards and not kind.single and not os.path.exists(entry.path):
-                    raise ShardNotFoundError(
-                        f"{entry.path} is a link to a file that does not exist"
-                    )
-                yield from shards
-            elif entry.is_symlink() and not os.path.exists(entry.path):
-                left_out.add("links to nothing", entry.path)
 
 
 def find_shards(
@@ -346,45 +115,45 @@ def find_shards(
     return _find(_as_patterns(paths), storage_options, kind)
 
 
-def common_root(
-    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], files: Iterable[str]
-) -> tuple[str, bool]:
-    """Deepest folder above all ``paths``, whichever files they have; without a trailing slash.
-
-    ``files`` are the URLs that `find_shards` has found for these paths. The second value tells
-    whether one of the paths is the folder itself, or means each folder directly below it.
-    """
-    known = set(map(url_identity, files))
-    roots: list[tuple[str, bool]] = []
-    for url in _targets(_as_patterns(paths), lambda url: url_identity(url) in known):
-        if url_identity(url) in known:
-            whole = url.partition("?")[0] if is_web(url) else url
-            roots.append((whole.rpartition("/")[0], False))
-        elif is_glob(url) and not (local_path(url) and os.path.lexists(url)):
-            root = glob_root(url)
-            roots.append((root, url[len(root) + 1 :].partition("/")[0] in ("*", ANY_DEPTH)))
-        else:
-            roots.append((as_folder(url), True))
-    common = roots[0][0].split("/")
-    for root, _ in roots[1:]:
-        pairs = zip(common, root.split("/"), strict=False)
-        common = common[: next((n for n, (a, b) in enumerate(pairs) if a != b), len(common))]
-        common = common[: len(root.split("/"))]
-    return "/".join(common), ("/".join(common), True) in roots
-
-
 def searches_of(
     paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     files: Iterable[Shard],
     kind: FileKind = SHARDS,
 ) -> tuple[Search, ...]:
     """The folders and globs among ``paths``; ``files`` are what `find_shards` has found there."""
+    named = _named(_as_patterns(paths), files)
+    return tuple(Search(url, kind) for url, is_file in named if not is_file and not is_pipe(url))
+
+
+def common_root(
+    paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
+    files: Iterable[Shard],
+    kind: FileKind = SHARDS,
+) -> tuple[str, bool]:
+    """Deepest folder above all ``paths``, whichever files they have; without a trailing slash.
+
+    ``files`` are what `find_shards` has found there. The second value tells whether one of the
+    paths is the folder itself, or means each folder directly below it.
+    """
+    roots: list[tuple[str, bool]] = []
+    for url, is_file in _named(_as_patterns(paths), files):
+        if is_file:
+            whole = url.partition("?")[0] if is_web(url) else url
+            roots.append((whole.rpartition("/")[0], False))
+        else:
+            root, parts = Search(url, kind).split()
+            roots.append((root, not parts or parts[0] in ("*", ANY_DEPTH)))
+    folders = [root.split("/") for root, _ in roots]
+    same = itertools.takewhile(lambda names: len({*names}) == 1, zip(*folders, strict=False))
+    common = "/".join(names[0] for names in same)
+    return common, (common, True) in roots
+
+
+def _named(patterns: Iterable[str], files: Iterable[Shard]) -> Iterator[tuple[str, bool]]:
+    """Each path, URL and command with its braces expanded, and whether it is one of the files."""
     known = {url_identity(file.url) for file in files}
-    return tuple(
-        Search(url, kind)
-        for url in _targets(_as_patterns(paths), lambda url: url_identity(url) in known)
-        if url_identity(url) not in known and not is_pipe(url)
-    )
+    for url in _targets(patterns, lambda url: url_identity(url) in known):
+        yield url, url_identity(url) in known
 
 
 def _targets(patterns: Iterable[str], exists: Callable[[str], bool]) -> Iterator[str]:
@@ -406,8 +175,7 @@ def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKi
 
     Empty for a web server that gives no listings.
     """
-    path = local_path(folder)
-    if path is None:
+    if local_path(folder) is None:
         try:
             infos = list_folder(folder, storage_options, {})
         except (ShardError, ShardNotFoundError):
@@ -415,10 +183,10 @@ def folders_in(folder: str, storage_options: dict[str, Any] | None, kind: FileKi
         names = {name for name, info in infos.items() if info["type"] == "directory"}
     else:
         try:
-            with os.scandir(path or "/") as entries:
-                names = {entry.name for entry in entries if is_folder(entry)}
+            with os.scandir(folder or "/") as entries:
+                names = {entry.name for entry in entries if _is_folder(entry)}
         except OSError as error:
-            raise _unlisted(path, error) from error
+            raise _unlisted(folder, error) from error
     return {name for name in names if not name.startswith(kind.hidden)}
 
 
@@ -430,21 +198,16 @@ def _find(
             raise ArgumentError(f"{shown(command)} is a command, which gives no {kind.name}")
         refuse_pipes(command, storage_options)
     paths = list(_targets(patterns, lambda url: exists_remote(url, storage_options)))
-    local = [path for path in paths if local_path(path) is not None and not is_pipe(path)]
-    remote = [url for url in paths if local_path(url) is None and not is_pipe(url)]
-    left_out = LeftOut()
-    by_path = {command: [Shard(command, -1, "")] for command in filter(is_pipe, paths)}
-    by_path |= {path: find_local(path, kind, left_out) for path in local}
-    by_path |= find_remote(remote, storage_options, kind, left_out)
-
-    missing = [path for path, shards in by_path.items() if not shards]
-    if kind.single and len(missing) < len(by_path):  # those that are there were told
-        missing = [p for p in missing if not os.path.lexists(p) or os.path.isdir(p)]
-    if missing:
-        unread = left_out.told(_UNLISTED) or left_out.told(_UNREAD)
-        more = f". Left out: {unread}" if unread else ""
-        raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind) + more)
-    if told := left_out.told("" if kind.single else _UNLISTED):
+    left_out: LeftOut = defaultdict(list)
+    remote = [url for url in paths if not is_pipe(url) and local_path(url) is None]
+    by_path = _find_remote(remote, storage_options, kind, left_out)
+    for path in paths:
+        if is_pipe(path):
+            by_path[path] = [Shard(path, -1, "")]
+        elif path not in by_path:
+            by_path[path] = find_local(path, kind, left_out)
+    _refuse_missing(by_path, patterns, kind, left_out)
+    if told := _told(left_out, "" if kind.single else _UNLISTED):
         warn_user(f"{shown(patterns[0])}: left out {told}. The other {kind.name}s are read")
     shards: dict[str, Shard] = {}
     for shard in itertools.chain.from_iterable(by_path.values()):
@@ -455,13 +218,22 @@ def _find(
                 "file: set image-ingest.remote.signature in Dask's configuration to the names of "
                 "the parameters that sign a URL"
             )
-    for url in shards:
-        if not is_utf8(url):
+        if not is_utf8(shard.url):
             raise ArgumentError(
-                f"the name of {os.fsencode(url)!r} is not UTF-8, and no column can hold it: rename "
-                "the file, or leave it out"
+                f"the name of {os.fsencode(shard.url)!r} is not UTF-8, and no column can hold it: "
+                "rename the file, or leave it out"
             )
     return [shards[url] for url in sorted(shards, key=natural_order)]
+
+
+def _told(left_out: LeftOut, only: str) -> str:
+    """The reasons that begin with ``only``, with a number and an example; empty if none does."""
+    return "; ".join(
+        f"{len(paths)} {reason}, such as "
+        + (paths[0] if is_utf8(paths[0]) else repr(os.fsencode(paths[0])))
+        for reason, paths in left_out.items()
+        if reason.startswith(only)
+    )
 
 
 def _as_patterns(paths: Any) -> list[str]:
@@ -495,6 +267,19 @@ def natural_order(url: str) -> tuple[list[str | int], str]:
     return parts, url
 
 
+def _refuse_missing(
+    by_path: Mapping[str, list[Shard]], patterns: list[str], kind: FileKind, left_out: LeftOut
+) -> None:
+    missing = [path for path, shards in by_path.items() if not shards]
+    if kind.single and len(missing) < len(by_path):  # those that are there were told
+        missing = [p for p in missing if not os.path.lexists(p) or os.path.isdir(p)]
+    if not missing:
+        return
+    unread = _told(left_out, _UNLISTED) or _told(left_out, _UNREAD)
+    more = f". Left out: {unread}" if unread else ""
+    raise ShardNotFoundError(_explain(missing, len(by_path), patterns, kind) + more)
+
+
 def _explain(missing: list[str], total: int, patterns: list[str], kind: FileKind) -> str:
     if total == 1:
         return f"{patterns[0]!r} leads to no {kind.name}: {_why(missing[0], kind)}"
@@ -514,9 +299,209 @@ def _why(path: str, kind: FileKind) -> str:
         return f"the folder holds no {', '.join(first)} or {last} file"
     if os.path.lexists(path):
         return "it is a link to nothing, a special file, or can't be read"
-    folder = glob_root(path) if is_glob(path) else os.path.dirname(path)
+    folder = Search(path, kind).split()[0] if is_glob(path) else os.path.dirname(path)
     if os.path.isdir(folder):
         return f"nothing in {folder} matches" if is_glob(path) else f"no such file in {folder}"
     while not os.path.isdir(folder) and folder != os.path.dirname(folder):
         folder = os.path.dirname(folder)
     return f"there is no such folder; the nearest that exists is {folder}"
+
+
+# --- local files ----------------------------------------------------------------------------------
+
+
+def find_local(path: str, kind: FileKind, left_out: LeftOut) -> list[Shard]:
+    """Find the files of a kind at an absolute path or glob; empty if there are none.
+
+    Raises
+    ------
+    ShardError
+        If a folder cannot be listed, the path is a special file (pipe, device), or a disk fails.
+        For `single` files without permission, and special ones, only if that is the path itself.
+    """
+    if os.path.isdir(path) or (is_glob(path) and not os.path.lexists(path)):
+        return list(_search(Search(path, kind), left_out))
+    return list(_file(path, kind, left_out, is_named=not kind.single))
+
+
+def find_local_file(path: str) -> Shard | None:
+    """The regular file of exactly this path; None without one."""
+    try:
+        return next(_file(path, SHARDS, LeftOut(list)), None)
+    except ShardNotFoundError:
+        return None
+
+
+def _search(search: Search, left_out: LeftOut) -> Iterator[Shard]:
+    kind, matcher = search.kind, search.matcher()
+    folders = [(search.split()[0] or "/", matcher.start, 0)]
+    while folders:
+        folder, matched, links = folders.pop()
+        for entry in _entries(folder, search, left_out):
+            name, path = entry.name, entry.path
+            if not _is_folder(entry):
+                if matcher.takes(matched, name):
+                    yield from _file(path, kind, left_out)
+                elif name.startswith(kind.hidden) and kind.has_suffix(name):
+                    left_out[_HIDDEN].append(path)
+                elif entry.is_symlink() and not os.path.exists(path):
+                    left_out["links to nothing"].append(path)
+            elif not (below := matcher.enter(matched, name, entry.is_symlink())):
+                if name.startswith(kind.hidden):
+                    left_out[_HIDDEN].append(path)
+            elif kind.single and not is_utf8(name):
+                left_out[_NOT_UTF8].append(path)
+            elif entry.is_symlink() and _leads_back(path, folder):
+                left_out["links to a folder that they are in"].append(path)
+            elif entry.is_symlink() and links == _MOST_LINKS:
+                left_out[f"links to a folder that are below {links} others"].append(path)
+            else:
+                folders.append((path, below, links + entry.is_symlink()))
+
+
+def _leads_back(link: str, folder: str) -> bool:
+    """True for a link to the folder that it is in, or to one above."""
+    target = os.path.realpath(link).rstrip("/")
+    return f"{os.path.realpath(folder)}/".startswith(f"{target}/")
+
+
+def _entries(folder: str, search: Search, left_out: LeftOut) -> list[os.DirEntry[str]]:
+    """The entries of a folder; none if it is no folder, or a glob matches one without permission.
+
+    Raises
+    ------
+    ShardError
+        If it can't be listed.
+    """
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    except OSError as error:
+        is_left_out = error.errno in _OF_PATHS and (search.kind.single or search.split()[1])
+        if not is_left_out:
+            raise _unlisted(folder, error) from error
+        left_out[f"{_UNLISTED} ({error.strerror})"].append(folder)
+        return []
+
+
+def _unlisted(folder: str, error: OSError) -> ShardError:
+    return ShardError(f"the folder {folder} cannot be listed: {error}")
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    """True for a folder, or a link to one; an error if its disk fails."""
+    try:
+        return entry.is_dir()
+    except OSError as error:  # a link that can't be followed
+        if error.errno not in _OF_PATHS:
+            raise ShardError(f"{entry.path} cannot be read: {error}") from error
+        return False
+
+
+def _file(path: str, kind: FileKind, left_out: LeftOut, is_named: bool = False) -> Iterator[Shard]:
+    """The regular file at a path, if any; a special file is an error if it ``is_named``."""
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        is_missing = isinstance(error, (FileNotFoundError, NotADirectoryError))
+        if is_missing and not os.path.islink(path):
+            return
+        if not kind.single or error.errno not in _OF_PATHS:
+            if is_missing:
+                raise ShardNotFoundError(
+                    f"{path} is a link to a file that does not exist"
+                ) from error
+            raise ShardError(f"{path} cannot be read: {error}") from error
+        left_out["links to nothing" if is_missing else f"{_UNREAD} ({error.strerror})"].append(path)
+        return
+    if kind.single and not is_utf8(path):
+        left_out[_NOT_UTF8].append(path)
+    elif stat.S_ISREG(status.st_mode):
+        yield Shard(path, status.st_size, str(status.st_mtime_ns))
+    elif is_named:
+        refuse_special(path, status.st_mode)
+    else:
+        left_out["pipes, sockets and devices"].append(path)
+
+
+# --- remote files ---------------------------------------------------------------------------------
+
+
+def _find_remote(
+    urls: list[str],
+    storage_options: dict[str, Any] | None,
+    kind: FileKind,
+    left_out: LeftOut,
+) -> dict[str, list[Shard]]:
+    """Find the files of a kind at each URL or glob; an empty list if there are none."""
+    found: dict[str, list[Shard]] = {}
+    named = []
+    for url in urls:
+        head, path, tail = split_url(url)
+        # With a query it may be anything but a folder.
+        has_query = bool(is_web(url) and tail)
+        is_search = is_glob(head + path) and not exists_remote(url, storage_options)
+        if is_search and has_query:
+            raise ArgumentError(
+                f"{url} cannot be listed, having a query: name the shards, for example with "
+                "braces, as https://host/{000..127}.tar?query does"
+            )
+        if is_search or (path.endswith("/") and not has_query):
+            found[url] = _search_remote(Search(url, kind), storage_options, left_out)
+        else:
+            named.append(url)
+    for url, info in look_up(named, storage_options).items():
+        if info is None:
+            found[url] = []
+        elif info["type"] == "directory":
+            search = Search(inside(url, ""), kind)
+            found[url] = _search_remote(search, storage_options, left_out)
+        else:
+            found[url] = [shard_of(url, info)]
+    return found
+
+
+def _search_remote(
+    search: Search, storage_options: dict[str, Any] | None, left_out: LeftOut
+) -> list[Shard]:
+    """Files of a kind below a folder, or those that match a glob."""
+    url, kind = search.pattern, search.kind
+    root, parts = search.split()
+    fs, fs_root = file_system(root, storage_options)
+    fs.invalidate_cache()
+    # Only a listing of all keys of an object store has those with empty parts.
+    has_empty = is_object_store(url) and "//" in split_url(url)[1]
+    depth = None if not parts or ANY_DEPTH in parts or has_empty else len(parts)
+    try:
+        entries = call_fsspec(url, find_below, fs, fs_root, depth)
+    except ShardNotFoundError:
+        return []
+    if not entries:
+        info_of(fs, fs_root, url)  # raises if the server is unreachable, which listings may hide
+    matcher = search.matcher()
+    files: dict[str, Info] = {}
+    shards: list[Shard] = []
+    for below, entry in entries.items():
+        file = inside(root, below)
+        if entry["type"] == "directory":
+            if depth is not None and matcher.takes_folder(below.rstrip("/")):
+                folder = Search(inside(file.rstrip("/"), ""), kind)
+                shards += _search_remote(folder, storage_options, left_out)
+        elif matcher.takes_path(below):
+            files[file] = entry
+        elif kind.has_suffix(below) and not parts:
+            left_out[_HIDDEN].append(file)
+    # Listings of web pages have no sizes.
+    unsized = {file: entry["name"] for file, entry in files.items() if entry.get("size") is None}
+    infos = infos_of(fs, list(unsized.values()), list(unsized))
+    for file, info in zip(unsized, infos, strict=True):
+        if info is not None:
+            files[file] = info
+        elif kind.single:
+            left_out["links to nothing"].append(file)
+            del files[file]
+        else:
+            raise ShardNotFoundError(f"{file} is listed, and does not exist")
+    return shards + [shard_of(file, info) for file, info in files.items()]

@@ -72,6 +72,31 @@ def as_folder(url: str) -> str:
     return head + (path.removesuffix("/") if is_object_store(url) else path.rstrip("/")) + tail
 
 
+def folder_of(url: str) -> tuple[str, str]:
+    """The folder of a shard, and its name in it."""
+    path = local_path(url)
+    if path is not None:
+        return os.path.split(path)
+    head, path, tail = split_url(url)
+    folder, _, name = path.rpartition("/")
+    return head + folder + tail, name
+
+
+def inside(folder: str, name: str) -> str:
+    """The path or URL of a file in a folder, which is one of `folder_of` or `as_folder`."""
+    if local_path(folder) is not None:
+        return os.path.join(folder, name)
+    head, path, tail = split_url(folder)
+    return f"{head}{path}/{name}{tail}" if path else f"{head}{name}{tail}"
+
+
+def shard_name(url: str) -> str:
+    """The name of a shard in its folder; with the query of a URL, if any, but no signature."""
+    name = folder_of(url)[1]
+    _, mark, query = url_identity(url).partition("?") if is_web(url) else ("", "", "")
+    return f"{name}{mark}{query.replace('/', '%2F')}"
+
+
 def whole_key(fs: type[FileSystem] | FileSystem, url: str, path: str) -> str:
     """The path that fsspec gives for a URL, with all slashes at its end, which fsspec may drop.
 

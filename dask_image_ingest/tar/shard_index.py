@@ -268,18 +268,26 @@ def read_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
     offset, size = span
     sparse = index.sparse.get(offset)
     if sparse is None:
-        data = content[offset : offset + size]
-        if len(data) != size:
-            raise ShardError(
-                f"a member of {size} bytes was found at byte {offset}, and only {len(data)} bytes "
-                "are there now: did the shard change while it was read?"
-            )
-        return data
+        return _read(content, offset, size)
     if size > LARGEST_VALUE:
         raise ShardError(
             f"the sparse member at byte {offset} claims to expand to {size} bytes, more than 2 GiB"
         )
-    return _OpenSparse(content, offset, size, sparse.pieces)[:]
+    expanded = bytearray(size)
+    for start, length in sparse.pieces:
+        expanded[start : start + length] = _read(content, offset, length)
+        offset += length
+    return memoryview(expanded).toreadonly()
+
+
+def _read(content: LazyBytes, offset: int, size: int) -> bytes | bytearray | memoryview:
+    data = content[offset : offset + size]
+    if len(data) != size:
+        raise ShardError(
+            f"a member of {size} bytes was found at byte {offset}, and only {len(data)} bytes "
+            "are there now: did the shard change while it was read?"
+        )
+    return data
 
 
 def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
@@ -290,40 +298,9 @@ def open_member(content: LazyBytes, index: ShardIndex, span: Span) -> Any:
     ShardError
         As `read_member`, now or when it is sliced.
     """
-    offset, size = span
-    if offset in index.sparse and size <= LARGEST_VALUE:
-        return _OpenSparse(content, offset, size, index.sparse[offset].pieces)
-    if isinstance(content, (bytes, memoryview, MemoryReader)) or offset in index.sparse:
+    if isinstance(content, (bytes, memoryview, MemoryReader)) or span[0] in index.sparse:
         return read_member(content, index, span)
     return _OpenMember(content, span)
-
-
-class _OpenSparse:
-    """A sparse member: only what is sliced is read, and expanded into new memory.
-
-    ``pieces`` are the starts and lengths of its data, which lie one after another in the shard.
-    """
-
-    def __init__(
-        self, content: LazyBytes, offset: int, size: int, pieces: Iterable[tuple[int, int]]
-    ) -> None:
-        self._content = content
-        self._offset, self._size, self._pieces = offset, size, pieces
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, part: slice, /) -> memoryview:
-        start, stop, _ = part.indices(self._size)
-        expanded = bytearray(max(0, stop - start))
-        offset = self._offset
-        for begin, length in self._pieces:
-            first, last = max(begin, start), min(begin + length, stop)
-            if first < last:
-                data = self._content[offset + first - begin : offset + last - begin]
-                expanded[first - start : last - start] = data
-            offset += length
-        return memoryview(expanded).toreadonly()
 
 
 class _OpenMember:

@@ -37,7 +37,6 @@ from dask_image_ingest.storage.output import refuse_sources
 from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,
-    check_title,
     columns_chart,
     refuse_no_page,
 )
@@ -120,7 +119,6 @@ def gallery(
         check_path("path", path)
     check_flag("decode", decode)
     storage_options = check_storage_options(storage_options)
-    check_title(title)
     if path is not None:
         refuse_source(frame, path)
     counted = _with_errors(frame, storage_options) if decode else frame

@@ -10,7 +10,6 @@ from html import escape
 from os import PathLike
 from typing import Any
 
-from dask_image_ingest.arguments import is_utf8, shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage.output import PAGE_ADVICE, open_output, translate_write_errors
 
@@ -109,12 +108,6 @@ def page(title: str, body: str, style: str = "") -> str:
         f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{_CHART_STYLE}{style}</style></head>"
         f"<body>{body}</body></html>\n"
     )
-
-
-def check_title(title: Any) -> None:
-    """Refuse a title that is no text."""
-    if title is not None and not (isinstance(title, str) and is_utf8(title)):
-        raise ArgumentError(f"title={shown(title)}: pass a text, or None")
 
 
 def columns_chart(
@@ -237,7 +230,6 @@ class Thumbnails:
 
     def save(self, path: str | PathLike[str], title: str | None = None) -> None:
         """Write the sheet as an HTML page that needs no other file; ``title`` is its heading."""
-        check_title(title)
         heading = "" if title is None else f"<h1>{escape(title)}</h1>"
         write_page(path, page(title or "Images", heading + self._above + self.html()))
 

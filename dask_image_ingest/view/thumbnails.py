@@ -86,16 +86,7 @@ def spread_rows(frame: Any, n: int, lengths: Sequence[int]) -> Any:
 def overlay_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:
     """Blend the colours of a mask's labels into an image, at 50 %; label 0 is transparent.
 
-    Parameters
-    ----------
-    image
-        uint8 (height, width, channels).
-    labels
-        uint8 (rows, columns, 1), the mask at any size; scaled by the nearest pixel.
-
-    Returns
-    -------
-    array, shape (height, width, 3), uint8
+    The mask is scaled by the nearest pixel. The result has three channels.
     """
     if labels.shape[2] != 1 or labels.dtype != np.uint8:
         raise ArgumentError(

@@ -12,7 +12,7 @@ from sleeper import Sleeper
 import dask_image_ingest as dii
 from dask_image_ingest.checkpoint.query import FingerprintedQuery
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.storage.output import lock, remote_store
+from dask_image_ingest.storage.output.store import RemoteStore
 
 runner = importlib.import_module("dask_image_ingest.checkpoint.checkpoint")
 
@@ -62,26 +62,17 @@ def test_a_finished_one_is_opened_with_no_upload(frame, remote, monkeypatch):
     def refuse(*arguments, **options):
         raise AssertionError("nothing is to be written")
 
-    monkeypatch.setattr(remote_store.RemoteStore, "commit", refuse)
-    monkeypatch.setattr(remote_store.RemoteStore, "create", refuse)
+    monkeypatch.setattr(RemoteStore, "commit", refuse)
+    monkeypatch.setattr(RemoteStore, "create", refuse)
     assert len(checkpoint(frame, remote)) == 24
 
 
-def test_the_record_of_a_dead_writer_is_taken_over(frame, remote, quick):
+def test_the_record_of_a_dead_writer_is_taken_over(frame, remote):
     url, options, _ = remote
-    place = remote_store.RemoteStore(url, options)
-    assert place.create(lock.LOCK, b'{"run": "x", "who": "somebody who is dead", "beat": 3}')
+    place = RemoteStore(url, options)
+    assert place.create("_lock", b'{"run": "x", "who": "somebody who is dead", "beat": 3}')
     assert len(checkpoint(frame, remote)) == 24
-    assert not any(name.endswith(lock.LOCK) for name in files(remote))
-
-
-def test_a_living_writer_is_left_alone(frame, remote, patient_lock):
-    url, options, _ = remote
-    with (
-        lock.acquire(remote_store.RemoteStore(url, options), steal=False),
-        pytest.raises(ExportError, match=r"another run writes to .* now"),
-    ):
-        checkpoint(frame, remote)
+    assert not any(name.endswith("_lock") for name in files(remote))
 
 
 def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
@@ -106,7 +97,7 @@ def test_a_failing_upload_is_told_and_loses_nothing(frame, remote, monkeypatch):
 
 @pytest.mark.parametrize("step", ["tasks_of", "one_task_per_item"])
 def test_a_checkpoint_that_slept_while_another_took_over_changes_nothing(
-    step, frame, remote, quick, monkeypatch
+    step, frame, remote, monkeypatch
 ):
     owner = {"tasks_of": FingerprintedQuery, "one_task_per_item": runner}[step]
     sleeper = Sleeper(monkeypatch, owner, step, lambda: checkpoint(frame, remote))
@@ -119,5 +110,5 @@ def test_a_checkpoint_that_slept_while_another_took_over_changes_nothing(
     (error,) = sleeper.errors
     assert "another run has taken over" in str(error)
     assert files(remote) == expected
-    monkeypatch.setattr(remote_store.RemoteStore, "commit", None)  # nothing is to be written
+    monkeypatch.setattr(RemoteStore, "commit", None)  # nothing is to be written
     assert len(checkpoint(other, remote)) == 24

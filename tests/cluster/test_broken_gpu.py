@@ -7,7 +7,7 @@ import types
 import pytest
 from distributed import Client, LocalCluster
 
-from dask_image_ingest.cluster.broken_gpu import broken_gpu
+from dask_image_ingest.cluster.prepare import broken_gpu
 
 
 class CudaError(RuntimeError):

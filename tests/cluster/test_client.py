@@ -76,18 +76,3 @@ def test_a_client_that_fails_to_close_closes_its_cluster(monkeypatch):
             client.close()
     assert cluster.status == Status.closed
     assert dask.config.get("image-ingest.decode-threads", None) is None
-
-
-def test_clients_that_overlap_leave_the_threads_as_they_were():
-    def start(threads):
-        return dii.start_cluster(
-            1, gpu=False, decode_threads=threads, processes=False, dashboard_address=None
-        )
-
-    one = start(3)
-    other = start(2)
-    assert dask.config.get("image-ingest.decode-threads") == 2
-    one.close()
-    assert dask.config.get("image-ingest.decode-threads") == 2
-    other.close()
-    assert dask.config.get("image-ingest.decode-threads", None) is None

@@ -8,7 +8,7 @@ import played_dali
 import pytest
 
 import dask_image_ingest as dii
-from dask_image_ingest.cluster import local, warm
+from dask_image_ingest.cluster import local, prepare
 from dask_image_ingest.decode import planner
 
 
@@ -78,8 +78,8 @@ def test_a_pipeline_is_there_before_the_first_task(monkeypatch):
     made = played_dali.play(monkeypatch)
     monkeypatch.setattr(planner, "current_device", lambda: 0)
     planner._decoders.cache_clear()
-    warm.warm_up("gpu")
-    warm.end_warm_up()
+    prepare.warm_up("gpu")
+    prepare.end_warm_up()
     planner._decoders.cache_clear()
     (pipeline,) = made
     assert pipeline.options["device_id"] == 0
@@ -95,6 +95,6 @@ def test_a_gpu_without_room_for_it_ends_no_worker(monkeypatch):
         raise RuntimeError("CUDA allocation failed")
 
     monkeypatch.setattr(planner, "current_device", fails)
-    warm.warm_up("gpu")
-    warm.end_warm_up()
+    prepare.warm_up("gpu")
+    prepare.end_warm_up()
     assert not uncaught

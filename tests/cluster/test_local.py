@@ -80,7 +80,7 @@ def test_pixels_come_from_the_workers_themselves(shards):
 
 def is_warm() -> bool:
     """Whether this process has decoded something."""
-    warm = sys.modules.get("dask_image_ingest.cluster.warm")
+    warm = sys.modules.get("dask_image_ingest.cluster.prepare")
     return warm is not None and "nvidia.dali" in sys.modules and not warm._warming[0].is_alive()
 
 

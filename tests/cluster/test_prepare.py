@@ -28,7 +28,7 @@ def cluster(tmp_path):
 
 def is_warm() -> bool:
     """Whether this process has decoded something."""
-    warm = sys.modules.get("dask_image_ingest.cluster.warm")
+    warm = sys.modules.get("dask_image_ingest.cluster.prepare")
     return (
         warm is not None
         and "dask_image_ingest.decode.planner" in sys.modules

@@ -8,6 +8,7 @@ import tracemalloc
 import numpy as np
 import pyarrow as pa
 import pytest
+from loop_over import loop_over
 from synthetic import write_shard
 
 import dask_image_ingest as dii
@@ -91,7 +92,7 @@ def test_a_header_that_numpy_cannot_parse_is_null(tmp_path, header):
 
 
 @pytest.mark.rounds(10, nightly=300)
-@pytest.mark.parametrize("type_", TYPES)
+@loop_over("type_", TYPES)
 def test_each_value_is_the_one_that_was_saved(tmp_path, type_, rng):
     random = np.random.default_rng(rng.randrange(2**32))
     depth, arrays = type_.count("list<"), []

@@ -58,8 +58,6 @@ def area(ddf):
 
 COMPUTED = {
     "product": lambda ddf: ddf[area(ddf) > 40_000],
-    "query": lambda ddf: ddf.query("width > 200 and cls != 3"),
-    "query of text": lambda ddf: ddf.query("txt.str.contains('1')"),
     "text": lambda ddf: ddf[ddf.txt.str.contains("1")],
     "text and number": lambda ddf: ddf[ddf.txt.str.contains("1") & (ddf.width > 200)],
     "assigned": lambda ddf: (lambda new: new[new.area > 40_000])(ddf.assign(area=area(ddf))),

@@ -12,6 +12,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from loop_over import loop_over
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
@@ -150,7 +151,7 @@ def same(one, other):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type_", [*TYPES, *OTHERS], ids=str)
+@loop_over("type_", [*TYPES, *OTHERS])
 def test_any_json_becomes_any_type_or_null(type_, tmp_path):
     records = [f'{{"f": {value}}}' for value in VALUES] + ["[]", "7", '"f"', "", "\xff"]
     members = {f"{n:03d}.json": r.encode("latin-1") for n, r in enumerate(records)}
@@ -176,7 +177,7 @@ def test_any_json_becomes_any_type_or_null(type_, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("type_", [*TYPES, *OTHERS], ids=str)
+@loop_over("type_", [*TYPES, *OTHERS])
 def test_any_member_becomes_any_type_or_null(type_, tmp_path):
     source = random.Random(11)
     contents = [value.encode("latin-1") for value in VALUES]
@@ -225,8 +226,8 @@ def test_text_that_is_not_utf8_is_null_and_counted(type_, tmp_path):
         assert ddf[ddf["txt"].isna()]["__key__"].compute().tolist() == ["b", "c", "e", "g"]
 
 
-@pytest.mark.parametrize(
-    ("asked", "type_"),
+@loop_over(
+    "asked, type_",
     [
         (str, "string"), (int, "int64"), (float, "double"), (bool, "bool"), (bytes, "binary"),
         (np.float32, "float"), (np.dtype("uint8"), "uint8"), (np.dtype("M8[s]"), "timestamp[s]"),
@@ -244,7 +245,7 @@ def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_
     assert str(types["txt"]).replace("item", "element") == type_
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "type_",
     [
         "strnig", 7, None, object, dict, [str], np.dtype("O"), np.dtype("c16"), "float16", "null",
@@ -253,7 +254,6 @@ def test_types_of_python_numpy_and_arrow_are_types_of_columns(asked, type_, tmp_
         pa.month_day_nano_interval(), pa.timestamp("s", tz="Nowhere/None"),
         "list<image>", "list<" * 2000 + "int8" + ">" * 2000,
     ],
-    ids=lambda type_: str(type_)[:30],
 )  # fmt: skip
 def test_what_is_no_type_of_a_column_is_refused_by_name(type_, tmp_path):
     path = write_tar(tmp_path / "a.tar", {"a.json": b"{}", "a.txt": b""})

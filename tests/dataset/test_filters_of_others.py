@@ -4,7 +4,6 @@ import pytest
 from counted import work  # noqa: F401
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.plan.operators import is_row_wise_query
 
 COLUMNS = ["image", "width", "height", "cls", "txt"]
 
@@ -71,28 +70,8 @@ def test_a_function_is_asked_once_for_each_row(ddf):
     assert len(asked) == 24
 
 
-@pytest.mark.parametrize(
-    ("text", "asks_rows"),
-    [
-        ("width > 200 and not (txt == 'a' or `json.a b` != 3)", True),
-        ("1 < width * 2 // height <= 5.5 or cls in [1, 2]", True),
-        ("txt.str.contains('a')", False),  # it may, but its text does not say so
-        ("width > width.size", False),
-        ("width > width.mean()", False),
-        ("width > width.iloc[0]", False),
-        ("width > width.values[0]", False),
-        ("width > @bound", False),
-        ("index > 3", False),
-        ("txt.str.cat() == 'a'", False),
-        ("width.isin(height.nlargest(3))", False),
-    ],
-)
-def test_the_text_of_a_query_asks_rows_or_all(text, asks_rows):
-    assert is_row_wise_query(text) is asks_rows
-
-
 def test_images_of_a_chain_that_waits_for_its_filter_are_not_decoded(ddf, work):  # noqa: F811
     frame = ddf[["image", "width", "txt"]].rename(columns={"width": "w"})
     frame = frame.assign(double=frame.w * 2)[["double", "image", "txt"]]
-    frame = frame[frame.double > 500].query("txt.str.contains('1')")
+    frame = frame[(frame.double > 500) & frame.txt.str.contains("1")]
     assert 0 < len(frame.compute()) == work["decoded"] < 24

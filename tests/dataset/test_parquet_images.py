@@ -4,7 +4,6 @@ import functools
 import io
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import dask
 import numpy as np
@@ -19,8 +18,6 @@ from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset import parquet_images as module
-from dask_image_ingest.dataset.scan import parquet_rows
-from dask_image_ingest.dataset.schema.columns import FileColumn
 
 # Dask's own call of pandas 3.1.
 pytestmark = pytest.mark.filterwarnings("ignore:The inplace keyword")
@@ -456,16 +453,3 @@ def test_an_image_with_nulls_among_its_bytes_costs_one_row(encoded, tmp_path):
     for row in (0, 2):
         pixels = np.asarray(Image.open(io.BytesIO(encoded[row])).convert("RGB"))
         assert np.abs(frame.images.arrays()[row].astype(int) - pixels).mean() < 3
-
-
-def test_more_text_than_a_column_holds_is_named(monkeypatch):
-    # Values that can't be cast, as are texts of more than 2 GiB.
-    monkeypatch.setattr(parquet_rows, "_MOST_OF_A_COLUMN", 100)
-    options = SimpleNamespace(get_backend=lambda: SimpleNamespace(largest_partition=1))
-    columns = parquet_rows.ParquetColumns(None, [], options, None)
-    column = FileColumn("txt", "txt", pa.int64())
-    repeated = pa.DictionaryArray.from_arrays(np.zeros(11, np.int32), ["x" * 10])
-    with pytest.raises(dii.ShardError, match=r"110 bytes in the rows of its column 'txt' .* 2 GiB"):
-        columns._typed(repeated, column)
-    with pytest.raises(dii.ShardError, match="don't fit type int64"):
-        columns._typed(repeated[:9], column)

@@ -15,7 +15,6 @@ from query_answers import answer, unlabelled
 from witnesses import contents
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import partitioning
 
 SHARDS = 6  # of four photographs each
 TOGETHER = [(2, 3), (4, 2), (SHARDS, 1), (100, 1), ("auto", 1)]
@@ -239,14 +238,3 @@ def test_a_checkpoint_keeps_its_partitions_and_computes_what_has_changed(folder,
 def test_other_values_are_refused(read, value):
     with pytest.raises(dii.ArgumentError, match=r"shards_per_partition=.*'auto'"):
         read(value)
-
-
-def test_very_many_small_shards_are_a_hint(shards, monkeypatch):
-    monkeypatch.setattr(partitioning, "_MANY_SHARDS", 2)
-    with pytest.warns(UserWarning, match=r"3 shards of about 8 .* shards_per_partition='auto'"):
-        ddf = dii.read_webdataset_images(shards, backend="pandas")
-    assert ddf.npartitions == 3
-    dii.read_webdataset_images(shards, backend="pandas", shards_per_partition="auto")
-    # Of larger ones "auto" would not make a tenth of the tasks.
-    monkeypatch.setattr(partitioning, "_SAMPLES_TOGETHER", 79)
-    dii.read_webdataset_images(shards, backend="pandas")

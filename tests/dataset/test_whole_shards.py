@@ -1,6 +1,5 @@
 """A shard that is read in one go gives the frame that it gives when it is read bit by bit."""
 
-import io
 import os
 
 import numpy as np
@@ -8,7 +7,6 @@ import pandas as pd
 import pytest
 from corpus import bad_images, images
 from photo_shards import write_tar
-from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.scan import samples
@@ -90,7 +88,7 @@ def test_rows_pixels_and_errors_are_the_same(tmp_path, monkeypatch, ahead, index
     assert_same(found, wanted)
 
 
-def test_a_shard_that_ends_too_early_keeps_its_whole_samples(tmp_path, monkeypatch, ahead):
+def test_a_shard_that_ends_too_early_keeps_its_whole_samples(tmp_path, monkeypatch, ahead, always):
     path = mixed(tmp_path)
     os.truncate(path, path.stat().st_size * 2 // 3)
     with pytest.warns(UserWarning, match="mixed.tar"):
@@ -109,25 +107,6 @@ def test_members_that_nobody_asked_for_are_not_read(tmp_path, ahead):
     frame = dii.read_webdataset_images(str(path), backend="pandas")[["__key__", "image"]].compute()
     assert len(frame) == 20
     assert not ahead
-
-
-def test_members_of_every_image_column_that_is_decoded_are_read_together(tmp_path, ahead):
-    photo, depth = images()["jpeg-trailing-junk"], images()["png-rgb-8"]
-    members = []
-    for number in range(20):
-        members += [(f"{number:04}.jpg", photo), (f"{number:04}.png", depth)]
-    path = write_tar(tmp_path / "pairs.tar", members)
-    choice = {"image": "jpg", "depth": "png"}
-    ddf = dii.read_webdataset_images(str(path), backend="pandas", image=choice)
-    ddf[["image"]].compute()
-    ddf[["depth"]].compute()
-    assert not ahead  # half of the bytes are of no use
-    frame = ddf[["image", "depth"]].compute()
-    assert sum(ahead) == path.stat().st_size
-    for column, data in (("image", photo), ("depth", depth)):
-        expected = np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), int)
-        for pixels in frame[column].images.arrays():
-            assert np.abs(pixels - expected).mean() <= 1
 
 
 def test_a_shard_that_is_large_for_a_worker_is_not_held(monkeypatch):

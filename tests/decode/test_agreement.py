@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from corpus import picture, save
 from dali_alone import RAISED, ask_dali
+from loop_over import loop_over
 from photo_shards import write_tar
 
 import dask_image_ingest as dii
@@ -56,8 +57,8 @@ def difference(pixels, others) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("name", TRUSTED)
+@loop_over("mode", ["RGB", "L"])
+@loop_over("name", TRUSTED)
 def test_dali_and_pillow_give_the_same_pixels(name, mode, dali):
     pixels = decode_with_pillow(IMAGES[name], mode, MAX_PIXELS)
     assert difference(pixels, dali[mode][name]) <= 1.0

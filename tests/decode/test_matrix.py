@@ -10,6 +10,7 @@ import pytest
 import tifffile
 from corpus import save
 from handmade import png
+from loop_over import loop_over
 from PIL import Image
 
 from dask_image_ingest.decode import make_decode_spec
@@ -134,8 +135,8 @@ def expected(name: str, case: Case, mode: str) -> np.ndarray | None:
     return rgb if mode == "RGB" else np.concatenate([rgb, alpha], axis=2)
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("name", NAMES)
+@loop_over("mode", MODES)
+@loop_over("name", NAMES)
 def test_an_image_is_what_the_guide_says_of_its_values(name, mode, seed):
     case = cases(seed)[name]
     wanted = expected(name, case, mode)

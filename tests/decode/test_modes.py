@@ -8,6 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 from handmade import png
+from loop_over import loop_over
 from nvidia.dali import fn, types
 from photo_shards import write_tar
 from PIL import Image
@@ -96,8 +97,8 @@ def test_nearest_is_the_resize_of_labels_alone(shard):
         dii.read_webdataset_images(shard, image="jpg", size=8, resize="nearest")
 
 
-@pytest.mark.parametrize("resize", ["stretch", "crop", "pad", "shorter", "longer"])
-@pytest.mark.parametrize("size", [5, 11, 64])
+@loop_over("resize", ["stretch", "crop", "pad", "shorter", "longer"])
+@loop_over("size", [5, 11, 64])
 def test_no_resize_makes_a_class_and_masks_fit_their_photographs(shard, resize, size):
     table = masks(shard, size=size, resize=resize).compute()
     photos = dii.read_webdataset_images(
@@ -131,9 +132,9 @@ def test_the_transparent_colour_of_a_palette_is_transparent():
     np.testing.assert_array_equal(alpha == 0, CLASSES == 9)
 
 
-@pytest.mark.parametrize("interlaced", [False, True])
-@pytest.mark.parametrize(
-    ("bits", "colour"),
+@loop_over("interlaced", [False, True])
+@loop_over(
+    "bits, colour",
     [
         *((bits, 0) for bits in (1, 2, 4, 8, 16)),
         *((bits, 3) for bits in (1, 2, 4, 8)),

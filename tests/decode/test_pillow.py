@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from handmade import exif, insert_after_soi, jpeg_segment, png, png_chunk, without_segment
+from loop_over import loop_over
 from photo_shards import write_tar
 from PIL import Image, ImageFile, ImageOps
 
@@ -29,8 +30,8 @@ def decode(data, mode="RGB"):
     return decode_with_pillow(data, mode, MAX_PIXELS)
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-@pytest.mark.parametrize("name", IMAGES)
+@loop_over("mode", ["RGB", "L"])
+@loop_over("name", IMAGES)
 def test_every_image_decodes_to_the_shape_that_its_header_tells(name, mode):
     pixels = decode(IMAGES[name], mode)
     header = read_header(IMAGES[name], MAX_PIXELS)
@@ -40,7 +41,7 @@ def test_every_image_decodes_to_the_shape_that_its_header_tells(name, mode):
     assert pixels.flags.writeable
 
 
-@pytest.mark.parametrize("name", BAD_IMAGES)
+@loop_over("name", BAD_IMAGES)
 def test_bad_image_raises_its_code(name):
     data, code = BAD_IMAGES[name]
     with pytest.raises(BadImage) as raised:
@@ -51,7 +52,7 @@ def test_bad_image_raises_its_code(name):
     assert header.error in (None, str(raised.value)) or "no edge may exceed" in header.error
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "name",
     # On what is cut or comes twice, readers do not agree.
     [name for name in IMAGES if "-exif-" in name and not name.endswith(("-cut", "-twice"))],
@@ -106,9 +107,9 @@ def test_floats_are_scaled_from_the_unit_range():
     assert not caught
 
 
-@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L"])
-@pytest.mark.parametrize("transform", [None, 0, 2])
-@pytest.mark.parametrize("name", ["jpeg-cmyk", "jpeg-ycck"])
+@loop_over("mode", ["RGB", "RGBA", "L"])
+@loop_over("transform", [None, 0, 2])
+@loop_over("name", ["jpeg-cmyk", "jpeg-ycck"])
 def test_cmyk_is_what_pillow_shows_with_any_marker_of_adobe(name, transform, mode):
     data = without_segment(IMAGES[name], 0xEE)
     if transform is not None:
@@ -156,7 +157,7 @@ def test_the_limit_is_ours_and_not_the_one_of_the_process(name, monkeypatch):
     assert Image.MAX_IMAGE_PIXELS == 10
 
 
-@pytest.mark.parametrize("name", [name for name in BAD_IMAGES if name.startswith("truncated-")])
+@loop_over("name", [name for name in BAD_IMAGES if name.startswith("truncated-")])
 def test_truncated_images_are_refused_whatever_the_process_allows(name, monkeypatch):
     monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
     with pytest.raises(BadImage, match="truncated: "):

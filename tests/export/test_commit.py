@@ -20,7 +20,7 @@ from witnesses import contents, shards_in
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export import write_shards
-from dask_image_ingest.storage.output import local_store
+from dask_image_ingest.storage.output import store as output_store
 
 # The module, not the function of this name.
 run = importlib.import_module("dask_image_ingest.export.to_webdataset")
@@ -55,7 +55,7 @@ def stop_at(monkeypatch):
 
     def stop(number):
         commits = []
-        commit = local_store.LocalStore.commit
+        commit = output_store.LocalStore.commit
 
         def committing(self, file, name, *args):
             if name.endswith(".tar"):
@@ -64,7 +64,7 @@ def stop_at(monkeypatch):
                     raise Stopped
             commit(self, file, name, *args)
 
-        monkeypatch.setattr(local_store.LocalStore, "commit", committing)
+        monkeypatch.setattr(output_store.LocalStore, "commit", committing)
 
     return stop
 
@@ -399,7 +399,7 @@ def test_a_staged_table_that_cannot_be_read_back_is_told(table, out, monkeypatch
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
     failing = pa.PythonFile(Failing(b"ARROW1" * 100), mode="r")
-    monkeypatch.setattr(local_store.LocalStore, "open", lambda self, name: failing)
+    monkeypatch.setattr(output_store.LocalStore, "open", lambda self, name: failing)
     told = rf"{out}/_staging/\S+ cannot be read: .*{os.strerror(errno.EIO)}"
     with pytest.raises(ExportError, match=told):
         export(table, out)

@@ -232,11 +232,11 @@ sys.path.insert(0, sys.argv[3])
 import dask
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.storage.output import local_store
+from dask_image_ingest.storage.output import store as output_store
 import scorer
 
 killed = sys.argv[4] == "killed"
-stage, commit = run.stage_frame, local_store.LocalStore.commit
+stage, commit = run.stage_frame, output_store.LocalStore.commit
 
 def staging(*args):
     print("staged")
@@ -247,7 +247,7 @@ def committing(self, file, name, *args):
         os.kill(os.getpid(), signal.SIGKILL)
     commit(self, file, name, *args)
 
-run.stage_frame, local_store.LocalStore.commit = staging, committing
+run.stage_frame, output_store.LocalStore.commit = staging, committing
 frame = dii.read_webdataset_images(sys.argv[1], backend="pandas").drop(columns=["image", "error"])
 frame = frame.map_partitions(scorer.rows)
 with dask.config.set(scheduler="synchronous"):

@@ -7,7 +7,7 @@ import pytest
 from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.store import LocalStore
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from tars import tar
 from witnesses import shards_in
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import handed_over_index, samples
+from dask_image_ingest.dataset.scan import samples
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.export import locate
 
@@ -157,12 +157,6 @@ def test_a_source_that_is_replaced_between_its_parts_is_an_error(shards, tmp_pat
     with dask.config.set(scheduler="sync"), pytest.raises(ShardError, match="changed"):
         export(frame, tmp_path / "out")
     assert not shards_in(tmp_path / "out")
-
-
-def test_an_export_leaves_no_index_behind(read, tmp_path):
-    with dask.config.set(scheduler="sync"):
-        export(read(), tmp_path / "out")
-    assert handed_over_index() is None
 
 
 def assert_same(tmp_path):

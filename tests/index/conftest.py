@@ -2,7 +2,7 @@
 
 import pytest
 
-from dask_image_ingest.dataset.scan import first_shard, samples
+from dask_image_ingest.dataset.scan import partitioning, samples
 
 
 @pytest.fixture
@@ -13,4 +13,4 @@ def no_scan(monkeypatch):
         raise AssertionError("a tar was scanned")
 
     monkeypatch.setattr(samples, "index_tar", fail)
-    monkeypatch.setattr(first_shard, "index_head", fail)
+    monkeypatch.setattr(partitioning, "index_head", fail)

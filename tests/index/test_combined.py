@@ -20,7 +20,7 @@ from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.index import discovery
-from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.store import LocalStore
 
 SHARDS, SAMPLES = 6, 8
 ALL = [f"picture {number}" for number in range(SHARDS * SAMPLES)]

@@ -12,7 +12,7 @@ import pytest
 from random_shards import random_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import warning as warning_module
+from dask_image_ingest.dataset.scan import samples as warning_module
 
 pytestmark = pytest.mark.slow
 

@@ -16,7 +16,7 @@ from tars import tar
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.index import index_file
-from dask_image_ingest.storage.output.local_store import LocalStore
+from dask_image_ingest.storage.output.store import LocalStore
 
 
 @pytest.fixture

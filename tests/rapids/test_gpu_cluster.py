@@ -15,7 +15,7 @@ def look_around():
     import cudf
     from cudf.core.buffer import spill_manager
     from dask.sizeof import sizeof
-    from dask_image_ingest.cluster import warm
+    from dask_image_ingest.cluster import prepare as warm
     from dask_image_ingest.decode.dali import decode_threads
 
     return {

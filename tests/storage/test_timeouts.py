@@ -6,7 +6,7 @@ import aiohttp
 import dask
 import pytest
 
-from dask_image_ingest.storage.fsspec_compat import file_system, with_web_options
+from dask_image_ingest.storage.fsspec_files import file_system, with_defaults
 
 OURS = aiohttp.ClientTimeout(total=None, sock_connect=1.5, sock_read=2.5)
 THEIRS = aiohttp.ClientTimeout(total=7)
@@ -47,7 +47,7 @@ def configured():
 )
 def test_what_is_given_is_kept(url, given, expected):
     before = repr(given)
-    assert with_web_options(url, given) == (given if expected is None else expected)
+    assert with_defaults(url, given) == (given if expected is None else expected)
     assert repr(given) == before
 
 

@@ -21,7 +21,7 @@ from urllib.parse import unquote
 import dask
 import urllib3
 
-from dask_image_ingest.storage.remote import fetch
+from dask_image_ingest.storage import fetch
 
 KINDS = ("503", "429", "delay", "reset", "truncate", "stall")
 #: Those that a client is told of, and has not to wait for.

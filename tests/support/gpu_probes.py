@@ -159,7 +159,7 @@ def apart(path, load):
 
 def pipelines():
     """How many GPU pipelines of DALI this process has, once it has warmed up."""
-    from dask_image_ingest.cluster import warm
+    from dask_image_ingest.cluster import prepare as warm
     from dask_image_ingest.decode import dali
 
     for thread in warm._warming:

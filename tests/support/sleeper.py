@@ -8,11 +8,9 @@ from typing import Any
 
 import dask
 
-from dask_image_ingest.storage.output import lock
-
 
 class Sleeper:
-    """Work in a thread that stops before a call, as on a laptop that was shut: it renews no lock.
+    """Work in a thread that stops before a call, as on a laptop that was shut.
 
     Attributes
     ----------
@@ -31,7 +29,6 @@ class Sleeper:
                 assert self._awake.wait(60)
             return call(*args, **kwargs)
 
-        monkeypatch.setattr(lock, "_renew", lambda place, run, stop, busy: stop.wait())
         monkeypatch.setattr(owner, name, sleeping)
         self.thread = threading.Thread(target=self._run, args=(work,))
         self.thread.start()

@@ -11,7 +11,7 @@ import pytest
 from tars import BLOCK, FORMATS, add, header, samples_of, tar, webdataset_samples, with_checksum
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset import warning
+from dask_image_ingest.dataset.scan import samples
 from dask_image_ingest.tar import index_head, index_tar
 
 
@@ -191,24 +191,24 @@ def stored(frame, path):
 @pytest.mark.filterwarnings("ignore:The inplace keyword")  # of Dask's read_parquet
 @pytest.mark.parametrize("name", ["0.tar", "1.tar.gz"])
 def test_rows_of_links_have_pixels_and_others_are_counted(linked, photos, name, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.dataset.warning._warned_links", set())
+    monkeypatch.setattr("dask_image_ingest.dataset.scan.samples._warned_links", set())
     path, frames = str(linked / name), []
     for index in False, True:
         if index:
             dii.write_index(path)
         with pytest.warns(UserWarning, match=r"links are not followed, 1 here, first 'e.jpg'"):
             frames.append(dii.read_webdataset_images(path, index=index).compute())
-        warning._warned_links.clear()
+        samples._warned_links.clear()
     plain, indexed = frames
     assert plain.equals(indexed)
     assert plain["txt"].tolist() == ["A", "B", "A", "D", "E"]
     assert plain["nbytes"].tolist()[:4] == [len(photos[n].encoded) for n in (0, 0, 1, 0)]
     assert plain["error"].isna().tolist() == [True] * 4 + [False]
-    assert plain["error"][4].startswith("missing")
+    assert plain["error"].iloc[4].startswith("missing")
     with pytest.warns(UserWarning, match="links are not followed"):
         references = dii.read_webdataset_images(path, decode=False).compute()
     for table in (references, stored(references, linked / "references.parquet")):
-        assert dii.decode_images(table)["error"][4] == plain["error"][4]
+        assert dii.decode_images(table)["error"].iloc[4] == plain["error"].iloc[4]
     for row, photo in enumerate([0, 0, 1, 0]):
         assert plain.images.arrays()[row].shape == photos[photo].pixels.shape
 
@@ -217,7 +217,7 @@ def test_rows_of_links_have_pixels_and_others_are_counted(linked, photos, name, 
 @pytest.mark.parametrize("name", ["0.tar", "1.tar.gz"])
 @pytest.mark.parametrize("parts", [None, 2])
 def test_an_export_copies_the_bytes_of_links(linked, name, parts, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.dataset.warning._warned_links", {str(linked)})
+    monkeypatch.setattr("dask_image_ingest.dataset.scan.samples._warned_links", {str(linked)})
     path = str(linked / name)
     ddf = dii.read_webdataset_images(path, partition_size="8 KiB" if parts else "auto")
     sound = ddf[ddf.error.isna()]
@@ -237,7 +237,7 @@ def test_an_export_copies_the_bytes_of_links(linked, name, parts, monkeypatch):
 
 
 def test_renamed_rows_of_one_file_are_refused_as_ambiguous(linked, monkeypatch):
-    monkeypatch.setattr("dask_image_ingest.dataset.warning._warned_links", {str(linked)})
+    monkeypatch.setattr("dask_image_ingest.dataset.scan.samples._warned_links", {str(linked)})
     rows = dii.read_webdataset_images(str(linked / "0.tar"), decode=False).compute()[:1]
     rows = rows.assign(__key__="new")
     with pytest.raises(dii.ArgumentError, match="ambiguous-sample: 3 samples of its shard"):

@@ -12,17 +12,14 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     partition_sources,
     shard_of_partition,
 )
-from dask_image_ingest.dataset.plan.computed_columns import (
+from dask_image_ingest.dataset.plan.columns import (
     AppendsColumns,
+    Change,
     MapColumns,
     assign_columns,
+    backtrack,
     is_badly_projected,
     select_columns,
-)
-from dask_image_ingest.dataset.plan.lineage import (
-    Change,
-    backtrack,
-    datasets_of,
     value_sources,
 )
 from dask_image_ingest.dataset.plan.scan_node import (
@@ -30,6 +27,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ScanFiles,
     ScanShards,
     ScanTables,
+    datasets_of,
 )
 
 __all__ = [

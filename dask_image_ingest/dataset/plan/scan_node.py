@@ -10,20 +10,20 @@ import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset.plan.base_nodes import (
     IsShared,
+    KeepsResults,
     Read,
     TakesFilters,
     filtered,
     is_optimized,
     never,
 )
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, ROW_WISE, is_row_wise_query
-from dask_image_ingest.dataset.plan.pushdown import as_predicate
+from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, ROW_WISE, as_predicate
 from dask_image_ingest.dataset.predicates import Predicate, all_of, columns_of
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.decode_rows import (
@@ -53,10 +53,6 @@ class HeadOfRead(dx.Head):
         if isinstance(parent, dx.Projection):
             return dx.plain_column_projection(self, parent, dependents)
         return super()._simplify_up(parent, dependents)
-
-
-#: Task names of a scan and of a scan with decode. After ``persist`` only names are left to tell.
-READS: Final = ("readMetadata", "readDecode")
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,8 +106,7 @@ class Scan(TakesFilters, Read):
     """Scans shards without decoding: image columns hold references, error columns nulls.
 
     Absorbs projections (``columns``), filters (a `Predicate`), lengths, and limits (rows of each
-    partition at most, counted after the filters). With ``hands_over``, tasks keep the index
-    of their shard for an export in the same task.
+    partition at most, counted after the filters).
     """
 
     _parameters: ClassVar = [
@@ -119,20 +114,18 @@ class Scan(TakesFilters, Read):
         "columns",
         "filters",
         "limit",
-        "hands_over",
         "_partitions",
     ]
     _defaults: ClassVar = {
         "columns": None,
         "filters": None,
         "limit": None,
-        "hands_over": False,
         "_partitions": None,
     }
 
     dataset: Dataset
 
-    step = READS[0]
+    step = "readMetadata"
 
     @property
     def files_read(self) -> Iterator[str]:
@@ -178,7 +171,6 @@ class Scan(TakesFilters, Read):
             sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
-            hands_over=self.operand("hands_over"),
         )
 
     def _filtered_task(self, name: Any, index: int) -> Task:
@@ -233,6 +225,15 @@ class ScanTables(Scan):
 
 class ScanFiles(Scan):
     """Scans image files."""
+
+
+def datasets_of(expr: Any) -> Iterator[Dataset]:
+    """The datasets that a query reads; none for persisted frames, whose query is gone."""
+    for read in expr.find_operations((Scan, KeepsResults)):
+        if isinstance(read, KeepsResults):
+            yield from datasets_of(read.made_of)
+        else:
+            yield read.dataset
 
 
 class ScanPlaceholder(dx.Expr):
@@ -355,12 +356,7 @@ def _merge_scans(scans: Sequence[Scan]) -> Scan | None:
 
 
 def _is_step(node: dx.Expr) -> bool:
-    """True if a node is row-wise and uses no reference.
-
-    Steps run shard by shard. ``query("nbytes > nbytes.mean()")`` is about a whole partition.
-    """
-    if isinstance(node, dx.Query) and not is_row_wise_query(node.operand("_expr")):
-        return False
+    """True if a node is row-wise and uses no reference."""
     if node.ndim == 2:
         return type(node) in ROW_WISE or isinstance(node, dx.Filter)
     if isinstance(node, dx.Projection):
@@ -383,17 +379,10 @@ class ReadAndDecode(Scan):
     _defaults: ClassVar = {**Scan._defaults, "steps": None}
     _absorb_projections = False
 
-    step = READS[1]
+    step = "readDecode"
     scan: type[Scan]
     decode: FusedDecode
     steps: Steps | None
-
-    @functools.cached_property
-    def _name(self) -> str:
-        height, width, channels = shape = self.decode.images[0].decoding.shape
-        if len(self.decode.images) == 1 and self.decode.images[0].pixels and None not in shape:
-            return f"{self.step}-{height}x{width}x{channels}-{self.deterministic_token}"
-        return f"{self.step}-{self.deterministic_token}"
 
     @property
     def columns(self) -> list[Any]:

@@ -4,7 +4,6 @@ In: frames with references, or with columns that locate or hold encoded images. 
 with pixels and errors, and the optimiser rules that place the decode after shuffles and the like.
 """
 
-from dask_image_ingest.dataset.references.ahead import EncodedAhead
 from dask_image_ingest.dataset.references.chunks import (
     ChunkedMap,
     LastDecode,
@@ -18,6 +17,7 @@ from dask_image_ingest.dataset.references.chunks import (
 )
 from dask_image_ingest.dataset.references.decode_node import Decode, unfused
 from dask_image_ingest.dataset.references.fetch import (
+    EncodedAhead,
     decode_partition,
     fetch_encoded,
     field_of,

@@ -14,16 +14,16 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, SAME_ROWS
+from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, SAME_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Scan, ScanPlaceholder, Steps
-from dask_image_ingest.dataset.references.ahead import fetch_rows
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (
     Fetch,
     decode_partition,
     decode_pieces,
     encoded_sizes,
-    fetch_headers,
+    fetch,
+    fetch_rows,
     reference_rows,
     references_of,
 )
@@ -160,11 +160,11 @@ def _split_large(
 
 def _total_sizes(frame: Any, images: Sequence[ColumnDecode]) -> np.ndarray:
     """Encoded bytes of each row, all image columns together; shape (n,), int64."""
-    return np.sum([encoded_sizes(frame, each) for each in images], axis=0)
+    return np.sum([encoded_sizes(frame, image) for image in images], axis=0)
 
 
-# Headers that are read to estimate the decoded size of a partition.
-_SAMPLED = 64
+# Images that are fetched to estimate the decoded size of a partition.
+_SAMPLED = 16
 
 
 def _decode_rows(
@@ -215,12 +215,12 @@ class LastDecode:
 
         Images of stored values keep their size.
         """
-        return replace(self, images=tuple(_resized(each, shape) for each in self.images))
+        return replace(self, images=tuple(_resized(image, shape) for image in self.images))
 
     @property
     def is_random(self) -> bool:
         """True if pixels may depend on ``draws``."""
-        return any(each.decoding.is_random for each in self.images)
+        return any(image.decoding.is_random for image in self.images)
 
     @property
     def is_remote(self) -> bool:
@@ -231,13 +231,13 @@ class LastDecode:
         """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""
         some = rows.iloc[:: max(1, len(rows) // _SAMPLED)]
         nbytes = 0
-        for each in self.images:
-            per_row = reference_rows(references_of(some, each.image))
+        for image in self.images:
+            per_row = reference_rows(references_of(some, image.image))
             references = [reference for reference in per_row if reference is not None]
             if any(reference.bytes is not None for reference in references):
                 return None
-            headers = fetch_headers(references, each.decoding, each.storage_options)
-            nbytes += sum(map(each.decoding.nbytes, headers))
+            headers, _ = fetch(references, image.decoding, image.storage_options)
+            nbytes += sum(map(image.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
 
 
@@ -358,7 +358,7 @@ def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
     decode = _decode_at_end(expr.simplify())
     if decode is None or decode.only != "good":
         return expr
-    if not {each.image for each in decode.images} <= {*columns}:
+    if not {image.image for image in decode.images} <= {*columns}:
         return expr
     return dx.Projection(Decode(decode.frame, decode.images), list(expr.columns))
 
@@ -368,18 +368,14 @@ def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:
 
     ``draw`` is that of all images, for a query whose rows can't be decoded apart.
     """
-    while (node := next(filter(_is_other(draw), expr.find_operations(Decode)), None)) is not None:
-        images = tuple(
-            replace(each, decoding=replace(each.decoding, draw=draw))
-            if each.decoding.is_random
-            else each
-            for each in node.images
-        )
-        expr = expr.substitute(node, Decode(node.frame, images, node.only, node.limit))
+    for node in expr.find_operations(Decode):
+        images = tuple(_drawn(image, draw) for image in node.images)
+        if images != node.images:
+            other = Decode(node.frame, images, node.only, node.limit)
+            return with_draw(expr.substitute(node, other), draw)
     return expr
 
 
-def _is_other(draw: int) -> Callable[[Decode], bool]:
-    return lambda node: any(
-        each.decoding.is_random and each.decoding.draw != draw for each in node.images
-    )
+def _drawn(image: ColumnDecode, draw: int) -> ColumnDecode:
+    decoding = image.decoding
+    return replace(image, decoding=replace(decoding, draw=draw)) if decoding.is_random else image

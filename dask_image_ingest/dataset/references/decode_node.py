@@ -24,13 +24,17 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     never,
     post_dominates,
 )
-from dask_image_ingest.dataset.plan.computed_columns import (
+from dask_image_ingest.dataset.plan.columns import (
     AppendsColumns,
     AssignColumns,
     uses_columns,
 )
-from dask_image_ingest.dataset.plan.operators import ROW_WISE
-from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total
+from dask_image_ingest.dataset.plan.operations import (
+    ROW_WISE,
+    conjuncts,
+    is_row_wise,
+    is_total,
+)
 from dask_image_ingest.dataset.plan.scan_node import (
     HeadOfRead,
     ReadAndDecode,
@@ -105,7 +109,7 @@ def _merge_references(merge: dx.Expr) -> Undecoded | None:
     sides = [merge.left, merge.right]
     images: list[ColumnDecode] = []
     for number, keys in enumerate((merge.left_on, merge.right_on)):
-        side, other = (merge.left, merge.right)[:: 1 if number == 0 else -1]
+        side, other = (merge.left, merge.right) if number == 0 else (merge.right, merge.left)
         keys = keys if isinstance(keys, list) else [] if keys is None else [keys]
         undecoded = _undecoded(side)
         if not all(isinstance(key, str) for key in keys):
@@ -160,7 +164,7 @@ class Decode(AppendsColumns, PreservesRows):
     @property
     def added(self) -> frozenset[Any]:
         """The columns of images and their errors."""
-        return frozenset(name for each in self.images for name in each.columns)
+        return frozenset(name for image in self.images for name in image.columns)
 
     @property
     def _projection_columns(self) -> list[Any]:
@@ -352,19 +356,21 @@ class Decode(AppendsColumns, PreservesRows):
         # An index shares the decode of a mask, so that shards are read once for both.
         needed_by = wanted if isinstance(parent, dx.Index) else parent.columns
         unused = self.added.isdisjoint(needed_by)
-        needed_images = tuple(each for each in self.images if wanted & each.columns or drops_rows)
+        needed_images = tuple(
+            image for image in self.images if wanted & image.columns or drops_rows
+        )
         if (unused and not drops_rows) or not needed_images:
             return type(parent)(self.frame, *parent.operands[1:])
         images = tuple(
             replace(
-                each,
-                error=each.error if each.error in wanted else None,
-                pixels=each.pixels and each.image in wanted,
+                image,
+                error=image.error if image.error in wanted else None,
+                pixels=image.pixels and image.image in wanted,
             )
-            for each in needed_images
+            for image in needed_images
         )
         # The error of an image needs its reference, too.
-        wanted = wanted.union(each.image for each in images)
+        wanted = wanted.union(image.image for image in images)
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == self.frame.columns and images == self.images:
             return None

@@ -1,10 +1,11 @@
-"""Fetch the encoded images of references, or only their headers, shard by shard; decode them."""
+"""Fetch the encoded images of references, shard by shard, also ahead of their decode."""
 
 from __future__ import annotations
 
-import functools
+import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,58 +14,120 @@ import pyarrow as pa
 from dask_image_ingest.dataset.scan.decode_rows import (
     ColumnDecode,
     ErrorFilter,
-    check_size,
-    decode_first_rows,
     decode_rows,
-    kept_rows,
+    decoded_sizes,
+    put_pixels,
     slices_by_size,
 )
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
-from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Pixels
+from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER, missing_image
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
-from dask_image_ingest.storage import (
-    ByteReader,
-    Shard,
-    open_file,
-    open_shard,
-)
-from dask_image_ingest.tar import (
-    BLOCK,
-    HEAD,
-    Sample,
-    ShardIndex,
-    duplicate_error,
-    index_tar,
-    open_member,
-    plain_name,
-    read_member,
-    too_large_error,
-)
+from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
+from dask_image_ingest.tar import BLOCK, duplicate_error, index_tar, plain_name
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
 
+# Bytes between two images that are fetched with them ahead of a decode: their headers, captions and
+# labels. Images between them are not, since another process decodes these.
+_GAP = 8 << 10
+
+# Ranges that are fetched at once, ahead of a decode.
+_AT_ONCE = 16
+
+#: An encoded image, or a header with the reason why there is none.
+Fetched: TypeAlias = bytes | memoryview | Header
+
 #: Fetches encoded images with these ``storage_options``: as `fetch_encoded`.
-Fetch: TypeAlias = Callable[
-    [Sequence[ImageReference], dict[str, Any] | None], list[bytes | memoryview | Header]
-]
+Fetch: TypeAlias = Callable[[Sequence[ImageReference], dict[str, Any] | None], list[Fetched]]
 
-# Reads an image from an open shard, given its offset and size.
-_Read = Callable[[ByteReader, tuple[int, int]], bytes | memoryview | Header]
+_NO_LOCATION = missing_image("the row points to no image bytes")
+_OUTSIDE = missing_image("the row points beyond the end of its shard")
 
-
-def _no_image(why: str) -> Header:
-    return Header(None, None, None, None, f"missing: {why}", True)
+# For a null reference, such as that of an unmatched row of a merge: no image, and no error.
+_NO_REFERENCE = Header(None, None, None, None, "", True)
 
 
-# Without sparse members: an image with an offset is stored in one piece.
-_EMPTY_INDEX = ShardIndex()
+def decode_partition(
+    frame: Any,
+    images: Sequence[ColumnDecode],
+    only: ErrorFilter = None,
+    limit: int | None = None,
+    draws: np.ndarray | None = None,
+    fetch_bytes: Fetch | None = None,
+) -> Any:
+    """Decode the references of a pandas or cuDF frame.
 
-_NO_LOCATION = _no_image("the row points to no image bytes")
-_OUTSIDE = _no_image("the row points beyond the end of its shard")
-_NO_KEY = _no_image("the row has no offset of its image, and no __key__ to find its sample by")
+    ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and
+    ``fetch_bytes`` as for `fetch_images`.
+
+    Raises
+    ------
+    PartitionTooLargeError
+        Before the decode, if the images exceed what a worker can hold.
+    ImageDecodeError
+        For the first image that can't be decoded, with ``errors="raise"``.
+    """
+
+    def open_images(rows: Any) -> tuple[Any, list[EncodedImages]]:
+        return rows, [fetch_images(rows, column, draws, fetch_bytes) for column in images]
+
+    return decode_rows(frame, images, open_images, only, limit)
+
+
+def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
+    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
+    for rows in slices_by_size([encoded_sizes(frame, column) for column in images], largest):
+        part = frame.iloc[rows]
+        encoded = [fetch_images(part, column) for column in images]
+        sizes = [decoded_sizes(*column) for column in zip(images, encoded, strict=True)]
+        for piece in slices_by_size(sizes, largest):
+            taken = [column.take(np.arange(len(part))[piece]) for column in encoded]
+            yield put_pixels(part.iloc[piece], images, taken)
+
+
+def fetch_images(
+    frame: Any,
+    column: ColumnDecode,
+    draws: np.ndarray | None = None,
+    fetch_bytes: Fetch | None = None,
+) -> EncodedImages:
+    """The encoded images of a frame's references, in memory; repeated references share one.
+
+    Parameters
+    ----------
+    frame, column
+        Rows with a column of references, and its decode.
+    draws : array of uint64, shape (n,), or None
+        Which random numbers each row gets (`Origin.draw`); None for those of a read. All image
+        columns of a row get the same.
+    fetch_bytes
+        Fetches the images; None for `fetch_encoded`.
+    """
+    rows = reference_rows(references_of(frame, column.image))
+    # A merge may repeat a reference, or leave it null.
+    distinct: dict[ImageReference, int] = {}
+    places = [-1 if row is None else distinct.setdefault(row, len(distinct)) for row in rows]
+    headers, encoded = fetch(list(distinct), column.decoding, column.storage_options, fetch_bytes)
+    headers, encoded = [*headers, _NO_REFERENCE], [*encoded, None]  # the last is that of null
+
+    def origin(row: int) -> Origin:
+        origin = _origin(rows[row])
+        return origin if draws is None else origin._replace(draw=int(draws[row]))
+
+    pictures = np.array(places, np.int64)
+    if draws is not None and column.decoding.is_random:
+        pairs = np.rec.fromarrays([pictures, draws])
+        pictures = np.unique(pairs, return_inverse=True)[1].reshape(-1)
+    return EncodedImages(
+        [headers[place] for place in places],
+        lambda row: encoded[places[row]],
+        origin,
+        f"the {len(rows)} images of a partition",
+        pictures=pictures if len(np.unique(pictures)) < len(rows) else None,
+    )
 
 
 def fetch(
@@ -88,82 +151,65 @@ def fetch(
     return headers, encoded
 
 
-def fetch_headers(
-    references: Sequence[ImageReference],
-    decoding: DecodeSpec,
-    storage_options: dict[str, Any] | None,
-) -> list[Header]:
-    """Read the header of each image, and only the bytes that it needs.
-
-    Raises
-    ------
-    ShardError, ShardNotFoundError
-        As `fetch`.
-    """
-
-    def read(content: ByteReader, span: tuple[int, int]) -> Header:
-        return decoding.read_header(open_member(content, _EMPTY_INDEX, span))
-
-    fetched = fetch_encoded(references, storage_options, read, HEAD)
-    return [data if isinstance(data, Header) else decoding.read_header(data) for data in fetched]
-
-
-def _copied(content: ByteReader, span: tuple[int, int]) -> bytes:
-    offset, size = span
-    # A copy, so that the bytes are read here, and not when a view of them is decoded.
-    return bytes(content[offset : offset + size])
-
-
 def fetch_encoded(
     references: Sequence[ImageReference],
     storage_options: dict[str, Any] | None,
-    read: _Read = _copied,
-    longest: int | None = None,
     gap: int | None = None,
-) -> list[bytes | memoryview | Header]:
-    """Fetch encoded images, or what ``read`` makes of them; opens each shard once.
+) -> list[Fetched]:
+    """Fetch encoded images; opens each shard once.
 
-    For an image that can't be found, a header with an error. ``longest`` limits how many bytes of
-    each image are prefetched; None for all. ``gap`` is as for ``ByteReader.prefetch``.
+    For an image that can't be found, a header with an error. ``gap`` is as for
+    ``ByteReader.prefetch``.
 
     Raises
     ------
     ShardError, ShardNotFoundError
         As `fetch`.
     """
-    results: list[bytes | memoryview | Header] = [_NO_LOCATION] * len(references)
+    results: list[Fetched] = [_NO_LOCATION] * len(references)
     by_shard: dict[str, list[int]] = {}
-    for row, each in enumerate(references):
-        if each.bytes is not None:
-            results[row] = each.bytes
-        elif each.url and each.nbytes is not None:
-            by_shard.setdefault(each.url, []).append(row)
-        elif each.url and each.offset is None:
-            results[row] = NO_MEMBER
-        elif not each.url:
+    for row, reference in enumerate(references):
+        if reference.bytes is not None:
+            results[row] = reference.bytes
+        elif not reference.url:
             results[row] = NO_BYTES
+        elif reference.place is not None:
+            by_shard.setdefault(reference.url, []).append(row)
+        elif reference.nbytes is None and reference.offset is None:
+            results[row] = NO_MEMBER
+        elif reference.number is not None:
+            # Sparse members are carried, so what else has no place is in its sample twice.
+            results[row] = NO_MEMBER._replace(error=duplicate_error(["image member"]))
 
     def read_shard(url: str) -> None:
-        by_version: dict[Shard | None, list[int]] = {}
+        by_version: dict[Shard | None, dict[int, ImageReference]] = {}
         for row in by_shard[url]:
-            by_version.setdefault(_listed(references[row]), []).append(row)
-        for listed, version_rows in by_version.items():
-            of_version = {row: references[row] for row in version_rows}
+            by_version.setdefault(_listed(references[row]), {})[row] = references[row]
+        for listed, of_version in by_version.items():
             if not all(map(_is_file, of_version.values())):
-                scans = any(reference.place is None for reference in of_version.values())
-                head_size = None if scans else _HEAD_SIZE
-                with open_shard(url, storage_options, listed, head_size) as content:
-                    _read(content, url, of_version, results, read, longest, gap)
+                with open_shard(url, storage_options, listed, _HEAD_SIZE) as content:
+                    results_of(content, url, of_version)
                 continue
             try:
                 with open_file(url, storage_options, listed) as content:
-                    _read(content, url, of_version, results, read, longest, gap)
+                    results_of(content, url, of_version)
             except (ShardError, ShardNotFoundError) as error:
-                for row in version_rows:
+                for row in of_version:
                     results[row] = missing_file(url, error)
+
+    def results_of(content: ByteReader, url: str, wanted: dict[int, ImageReference]) -> None:
+        for row, data in _read(content, url, wanted, gap):
+            results[row] = data
 
     for_each(read_shard, by_shard, by_shard)
     return results
+
+
+def fetch_rows(
+    references: Sequence[ImageReference], storage_options: dict[str, Any] | None
+) -> list[Fetched]:
+    """Fetch encoded images as `fetch_encoded` does, and next to nothing between them."""
+    return fetch_encoded(references, storage_options, _GAP)
 
 
 def _is_file(reference: ImageReference) -> bool:
@@ -178,36 +224,34 @@ def _listed(reference: ImageReference) -> Shard | None:
 
 
 def _read(
-    content: ByteReader,
-    url: str,
-    references: Mapping[int, ImageReference],
-    results: list[bytes | memoryview | Header],
-    read: _Read,
-    longest: int | None,
-    gap: int | None,
-) -> None:
-    """Read the images of an open shard in the order of their offsets.
+    content: ByteReader, url: str, references: dict[int, ImageReference], gap: int | None
+) -> Iterator[tuple[int, Fetched]]:
+    """Read images of an open shard, in the order of their offsets.
 
     The header before each, which is fetched with it, must not be that of another sample: an index
     of another shard with the same size and time has such references.
     """
-    spans = {row: place for row, each in references.items() if (place := each.place) is not None}
-    valid = {row: span for row, span in spans.items() if _is_inside(content, *span)}
-    ranges = (
-        (max(0, start - BLOCK), start + (size if longest is None else min(size, longest)))
-        for start, size in valid.values()
-    )
+    spans = {
+        row: place
+        for row, reference in references.items()
+        if (place := reference.place) is not None
+    }
+    end = len(content)
+    inside = {row for row, (at, size) in spans.items() if at >= 0 <= size and at + size <= end}
+    ranges = [(max(0, at - BLOCK), at + size) for at, size in map(spans.__getitem__, inside)]
     content.prefetch(sorted(ranges), gap)
-    samples: _Samples | None = None
+    doubtful = []
     for row in sorted(spans, key=spans.__getitem__):
-        if row in valid and not _follows_own_header(content, references[row]):
-            samples = samples or _Samples(content, url)
-            samples.check_place(references[row])
-        results[row] = read(content, spans[row]) if row in valid else _OUTSIDE
-    if len(spans) < len(references):
-        samples = samples or _Samples(content, url)
-        for row in references.keys() - spans.keys():
-            results[row] = samples.image(references[row])
+        if row not in inside:
+            yield row, _OUTSIDE
+            continue
+        at, size = spans[row]
+        if not _follows_own_header(content, references[row]):
+            doubtful.append(references[row])
+        # A copy, so that the bytes are read here, and not when a view of them is decoded.
+        yield row, bytes(content[at : at + size])
+    if doubtful:
+        _check_places(content, url, doubtful)
 
 
 def _follows_own_header(content: ByteReader, reference: ImageReference) -> bool:
@@ -223,105 +267,18 @@ def _follows_own_header(content: ByteReader, reference: ImageReference) -> bool:
     return name.startswith(begin) or begin.startswith(name) or not key.isascii()
 
 
-def _is_inside(content: ByteReader, offset: int, size: int) -> bool:
-    return offset >= 0 and size >= 0 and offset + size <= len(content)
-
-
-class _Samples:
-    """Finds images without an offset (sparse or duplicate members) by their sample and size."""
-
-    def __init__(self, content: ByteReader, url: str) -> None:
-        self._content = content
-        self._url = url
-        self._index = index_tar(content, url)
-        self._by_key: dict[str, list[Sample]] = {}
-        for sample in self._index.samples:
-            self._by_key.setdefault(sample.key, []).append(sample)
-
-    def check_place(self, reference: ImageReference) -> None:
-        """Raise if the sample has no member where its reference says.
-
-        Raises
-        ------
-        ShardError
-        """
-        samples = self._by_key.get(reference.key or "", ())
-        if all(reference.place not in sample.members.values() for sample in samples):
+def _check_places(content: ByteReader, url: str, references: Sequence[ImageReference]) -> None:
+    """Raise `ShardError` if a sample of the shard has no member where its reference says."""
+    places: dict[str, set[tuple[int, int]]] = {}
+    for sample in index_tar(content, url).samples:
+        places.setdefault(sample.key, set()).update(sample.members.values())
+    for reference in references:
+        if reference.place not in places.get(reference.key or "", ()):
             raise ShardError(
-                f"{self._url} has no image of {reference.key!r} at byte {reference.offset}: the "
+                f"{url} has no image of {reference.key!r} at byte {reference.offset}: the "
                 "row comes from an index or a reference of another shard with the same size and "
                 "time. Write the index again, with write_index(overwrite=True)"
             )
-
-    def image(self, reference: ImageReference) -> bytes | memoryview | Header:
-        """The encoded image, or a header that says why there is none."""
-        matches = [
-            (sample, span)
-            for sample in self._samples(reference)
-            for span in sample.members.values()
-            if span[1] == reference.nbytes and (sample.duplicates or span[0] in self._index.sparse)
-        ]
-        if not matches or any(sample is not matches[0][0] for sample, _ in matches):
-            return _NO_LOCATION if reference.key else _NO_KEY
-        sample, span = matches[0]
-        error = too_large_error(self._index, span)
-        if sample.duplicates or error:
-            return Header(None, None, None, None, error or duplicate_error(sample.duplicates), True)
-        return bytes(read_member(self._content, self._index, span))
-
-    def _samples(self, reference: ImageReference) -> Sequence[Sample]:
-        samples, number = self._index.samples, reference.number
-        if number is None:
-            return self._by_key.get(reference.key or "", ())
-        return samples[number : number + 1]
-
-
-# For a null reference, such as that of an unmatched row of a merge: no image, and no error.
-_NO_REFERENCE = Header(None, None, None, None, "", True)
-
-
-def decode_partition(
-    frame: Any,
-    images: Sequence[ColumnDecode],
-    only: ErrorFilter = None,
-    limit: int | None = None,
-    draws: np.ndarray | None = None,
-    fetch_bytes: Fetch | None = None,
-) -> Any:
-    """Decode the references of a pandas or cuDF frame.
-
-    ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and
-    ``fetch_bytes`` as for `FetchedImages`.
-
-    Raises
-    ------
-    PartitionTooLargeError
-        Before the decode, if the images exceed what a worker can hold.
-    ImageDecodeError
-        For the first image that can't be decoded, with ``errors="raise"``.
-    """
-    decode = functools.partial(_decode_frame, images, draws, fetch_bytes, only)
-    return decode_first_rows(frame, decode, limit)
-
-
-def _decode_frame(
-    images: Sequence[ColumnDecode],
-    draws: np.ndarray | None,
-    fetch_bytes: Fetch | None,
-    only: ErrorFilter,
-    frame: Any,
-) -> Any:
-    encoded = [FetchedImages(frame, each, draws, fetch_bytes) for each in images]
-    nbytes = int(sum(each.nbytes.sum() for each in encoded if each.images.pixels))
-    largest = backend_of(frame).largest_partition
-    check_size(f"the {len(frame)} images of a partition", nbytes, largest)
-    decoded = [each.decode(np.arange(len(frame))) for each in encoded]
-    kept = kept_rows(decoded, only)
-    if kept is not None:
-        frame, decoded = frame.iloc[kept], [pixels.take(kept) for pixels in decoded]
-    for each, pixels in zip(images, decoded, strict=True):
-        frame = each.into(frame, pixels)
-    return frame
 
 
 def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
@@ -351,101 +308,10 @@ def references_of(frame: Any, image: Any) -> pa.ChunkedArray:
     return as_references(column)
 
 
-def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
-    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
-    for rows in slices_by_size([encoded_sizes(frame, each) for each in images], largest):
-        part = frame.iloc[rows]
-        encoded = [FetchedImages(part, each) for each in images]
-        for piece_rows in slices_by_size([each.nbytes for each in encoded], largest):
-            piece = part.iloc[piece_rows]
-            for each in encoded:
-                decoded = each.decode(np.arange(len(part))[piece_rows])
-                piece = each.images.into(piece, decoded)
-            yield piece
-
-
 def encoded_sizes(frame: Any, images: ColumnDecode) -> np.ndarray:
     """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
     nbytes = field_of(references_of(frame, images.image), "nbytes")
     return nbytes.fill_null(0).to_numpy()
-
-
-class FetchedImages:
-    """The encoded images of a frame's references, in memory; repeated references share one.
-
-    Parameters
-    ----------
-    frame, images
-        Rows with a column of references, and its decode.
-    draws : array of uint64, shape (n,), or None
-        Which random numbers each row gets (`Origin.draw`); None for those of a read. All image
-        columns of a row get the same.
-    fetch_bytes
-        Fetches the images; None for `fetch_encoded`.
-
-    Attributes
-    ----------
-    nbytes : array of int64, shape (n,)
-        Decoded bytes of each row's image.
-    """
-
-    def __init__(
-        self,
-        frame: Any,
-        images: ColumnDecode,
-        draws: np.ndarray | None = None,
-        fetch_bytes: Fetch | None = None,
-    ) -> None:
-        self.images = images
-        self._backend = backend_of(frame)
-        rows = reference_rows(references_of(frame, images.image))
-        # A merge may repeat a reference, or leave it null.
-        distinct: dict[ImageReference, int] = {}
-        indices = [-1 if row is None else distinct.setdefault(row, len(distinct)) for row in rows]
-        self._references = list(distinct)
-        #: Row → position in ``_headers`` and ``_encoded``; null references share the last one.
-        self._indices = np.array(indices, np.int64)
-        self._indices[self._indices < 0] = len(distinct)
-        #: Row → a number that only rows with the same pixels share.
-        self._pictures = self._indices
-        self._draws = draws if draws is not None and images.decoding.is_random else None
-        if self._draws is not None:
-            pairs = np.rec.fromarrays([self._indices, self._draws])
-            self._pictures = np.unique(pairs, return_inverse=True)[1].reshape(-1)
-        self._headers, self._encoded = fetch(
-            self._references, images.decoding, images.storage_options, fetch_bytes
-        )
-        self._headers.append(_NO_REFERENCE)
-        self._encoded.append(None)
-        sizes = [images.decoding.nbytes(header) for header in self._headers]
-        self.nbytes = np.array(sizes, np.int64)[self._indices]
-
-    def decode(self, rows: np.ndarray) -> Pixels:
-        """Decode the images of the given rows, a repeated one once unless its draws differ."""
-        _, firsts, inverse = np.unique(self._pictures[rows], return_index=True, return_inverse=True)
-        in_row_order = np.argsort(firsts)
-        decoded = self._decode_distinct(rows[firsts[in_row_order]].tolist())
-        if len(firsts) == len(rows):
-            return decoded
-        positions = np.empty(len(firsts), np.int64)
-        positions[in_row_order] = np.arange(len(firsts))
-        return decoded.take(positions[inverse.reshape(-1)])
-
-    def _decode_distinct(self, rows: list[int]) -> Pixels:
-        indices = self._indices[rows].tolist()
-
-        def read(position: int) -> Any:
-            return self._encoded[indices[position]]
-
-        def origin(position: int) -> Origin:
-            index = indices[position]
-            origin = _origin(self._references[index] if index < len(self._references) else None)
-            if self._draws is None:
-                return origin
-            return origin._replace(draw=int(self._draws[rows[position]]))
-
-        encoded = EncodedImages([self._headers[index] for index in indices], read, origin)
-        return decode_rows(encoded, self.images, self._backend, what=f"{len(encoded)} images")
 
 
 def _origin(reference: ImageReference | None) -> Origin:
@@ -468,3 +334,91 @@ def _origin(reference: ImageReference | None) -> Origin:
     offset = reference.offset or 0
     name = f"the image at byte {offset}" if key is None else f"sample {key!r}"
     return Origin(url, offset if number is None else number, name)
+
+
+class EncodedAhead:
+    """Fetches encoded images in background threads, and holds them until they are taken.
+
+    Calls come from one thread.
+    """
+
+    def __init__(self, images: Sequence[ColumnDecode]) -> None:
+        self._images = images
+        self._threads = ThreadPoolExecutor(_AT_ONCE, "image-ingest-ahead")
+        self._requested: dict[ImageReference, Future[Fetched]] = {}
+        # No request begins after `close`: nothing would end its futures.
+        self._lock = threading.Lock()
+        self._closed = False
+
+    def mean_size(self, rows: Any) -> float:
+        """Encoded bytes of a row of a frame, on average."""
+        sizes = [encoded_sizes(rows, column) for column in self._images]
+        return float(sum(nbytes.sum() for nbytes in sizes)) / max(1, len(rows))
+
+    def request(self, rows: Any) -> None:
+        """Start fetching the images of a frame, by one request for all that are adjacent."""
+        wanted = self._references(rows)
+        new = {
+            reference: Future[Fetched]() for reference in wanted if reference not in self._requested
+        }
+        with self._lock:
+            if new and not self._closed:
+                self._threads.submit(self._fetch, new)
+                self._requested |= new
+
+    def take(self, rows: Any) -> Fetch:
+        """Hand over the images of a frame: a function for `fetch_images`, which waits for them.
+
+        Those that were not requested are fetched by that function.
+        """
+        requested = self._requested
+        wanted = self._references(rows)
+        taken = {
+            reference: requested.pop(reference) for reference in wanted if reference in requested
+        }
+
+        def fetch(
+            references: Sequence[ImageReference], storage_options: dict[str, Any] | None
+        ) -> list[Fetched]:
+            self._check_open()
+            others = [reference for reference in references if reference not in taken]
+            fetched = dict(zip(others, fetch_rows(others, storage_options), strict=True))
+            return [
+                taken[reference].result() if reference in taken else fetched[reference]
+                for reference in references
+            ]
+
+        return fetch
+
+    def close(self) -> None:
+        """Drop all images, and end the threads without waiting for them."""
+        with self._lock:
+            self._closed = True
+            self._requested.clear()
+        self._threads.shutdown(wait=False)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise ShardError("the iteration was closed while images were fetched")
+
+    def _references(self, rows: Any) -> dict[ImageReference, None]:
+        """Distinct references to images in shards that one set of ``storage_options`` opens."""
+        options = self._images[0].storage_options
+        return {
+            reference: None
+            for column in self._images
+            if column.storage_options == options
+            for reference in reference_rows(references_of(rows, column.image))
+            if reference is not None and reference.bytes is None
+        }
+
+    def _fetch(self, futures: dict[ImageReference, Future[Fetched]]) -> None:
+        try:
+            self._check_open()
+            fetched = fetch_rows(list(futures), self._images[0].storage_options)
+        except BaseException as error:
+            for future in futures.values():
+                future.set_exception(error)
+        else:
+            for future, image in zip(futures.values(), fetched, strict=True):
+                future.set_result(image)

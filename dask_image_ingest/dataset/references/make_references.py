@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.computed_columns import MapColumns
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_bytes
+from dask_image_ingest.dataset.plan.columns import MapColumns
+from dask_image_ingest.dataset.schema.file_columns import check_encoded_type, encoded_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     REFERENCE,
@@ -66,48 +66,33 @@ def references_of_locations(frame: Any) -> pa.StructArray:
     ArgumentError
         If the columns can't be converted to the types that the reader gives them.
     """
-    names = [name for name in (*LOCATION_COLUMNS, "__key__") if name in frame.columns]
-    try:
-        table = backend_of(frame).to_arrow(frame[names])
-    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
-        raise ArgumentError(
-            f"the columns {', '.join(names)} of the frame are not those of read_webdataset_images: "
-            f"{error}"
-        ) from error
-    table = _with_reader_types(table)
-    fields = {name.strip("_"): table.column(name).combine_chunks() for name in table.column_names}
-    return references_of_fields(len(table), fields)
-
-
-def _with_reader_types(table: pa.Table) -> pa.Table:
-    """Cast to the types that the reader gives: a merge, for example, makes floats of integers."""
-    for name in table.column_names:
-        column = table.column(name)
+    names = [name for name in (*LOCATION_COLUMNS, _KEY) if name in frame.columns]
+    fields = {}
+    for name in names:
+        kind = "strings" if name.startswith("__") else "whole numbers"
         try:
-            column = _to_string(column) if name.startswith("__") else _to_int64(column)
-        except (pa.ArrowException, TypeError):
-            kind = "strings" if name.startswith("__") else "whole numbers"
+            column = backend_of(frame).to_arrow(frame[[name]]).column(0).combine_chunks()
+            fields[name.strip("_")] = _converted(column, kind)
+        except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(
-                f"the column {name!r} of the frame is of type {column.type}: decode_images needs "
-                f"{kind}, as read_webdataset_images gives them"
-            ) from None
-        table = table.set_column(table.column_names.index(name), name, column)
-    return table
+                f"the column {name!r} of the frame is of type {frame[name].dtype}: decode_images "
+                f"needs {kind}, as read_webdataset_images gives them"
+            ) from error
+    return references_of_fields(len(frame), fields)
 
 
-def _to_string(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    kinds = (is_text, pa.types.is_null, pa.types.is_dictionary)
-    if not any(kind(column.type) for kind in kinds):
-        raise TypeError
-    return column.cast(pa.string())
-
-
-def _to_int64(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    if not is_number(column.type) and not pa.types.is_null(column.type):
-        raise TypeError
+def _converted(column: pa.Array, kind: str) -> pa.Array:
+    """Cast to the type that the reader gives: a merge, for example, makes floats of integers."""
+    if kind == "strings":
+        is_right = is_text(column.type) or pa.types.is_dictionary(column.type)
+        target = pa.string()
+    else:
+        is_right, target = is_number(column.type), pa.int64()
+    if not is_right and not pa.types.is_null(column.type):
+        raise TypeError(column.type)
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), pa.scalar(None, column.type), column)
-    return column.cast(pa.int64())
+    return column.cast(target)
 
 
 def check_encoded(meta: Any, column: Any) -> None:

@@ -12,35 +12,35 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, ImageNode, filtered
-from dask_image_ingest.dataset.plan.computed_columns import AppendsColumns, AssignColumns
-from dask_image_ingest.dataset.plan.operators import COLUMNS_CHANGED, COLUMNS_USED
-from dask_image_ingest.dataset.plan.pushdown import is_row_wise
+from dask_image_ingest.dataset.plan.columns import AppendsColumns, AssignColumns
+from dask_image_ingest.dataset.plan.operations import (
+    CHANGES,
+    MOVES,
+    columns_changed,
+    columns_used,
+    is_row_wise,
+)
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
 
 
 def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
     """Sort rows by shard URL and sample number of their references."""
-    keys = [_sort_keys(references_of(frame, name)) for name in names]
-    order = sorted(range(len(frame)), key=lambda row: [key[row] for key in keys])
-    return frame if order == list(range(len(frame))) else frame.take(np.array(order))
-
-
-def _sort_keys(references: pa.ChunkedArray) -> list[tuple[str, int]]:
-    # Null references (unmatched rows of a merge) sort first, in no particular order.
-    urls, numbers, offsets = (
-        field_of(references, name).to_pylist() for name in ("url", "number", "offset")
-    )
-    return [
-        (url or "", (offset or 0) if number is None else number)
-        for url, number, offset in zip(urls, numbers, offsets, strict=True)
+    # The offset tells rows of references without a number; null references sort last.
+    fields = [
+        field_of(references_of(frame, name), field)
+        for name in names
+        for field in ("url", "number", "offset")
     ]
+    table = pa.table(fields, names=list(map(str, range(len(fields)))))
+    order = pc.sort_indices(table, [(name, "ascending") for name in table.column_names])
+    return frame.take(order.to_numpy())
 
 
 class InOrder(AppendsColumns):
@@ -96,8 +96,8 @@ def over_references(
     """
     if parent.operands[0]._name != child._name or len(set(child.columns)) < len(child.columns):
         return None
-    if type(parent) in COLUMNS_USED:
-        columns = COLUMNS_USED[type(parent)](parent)
+    if type(parent) in MOVES:
+        columns = columns_used(parent)
         if columns is None or any(each.columns.intersection(columns) for each in images):
             return None
         moved = type(parent)(references, *parent.operands[1:])
@@ -133,7 +133,7 @@ def _is_move(expr: dx.Expr) -> bool:
         count = expr.new_partitions if divisions is None else len(divisions) - 1
         return bool(count > expr.frame.npartitions)
     kind = type(expr)
-    return kind in _OTHER_MOVES or (kind in COLUMNS_USED and kind not in _PASSES_ON)
+    return kind in _OTHER_MOVES or (kind in MOVES and kind not in _PASSES_ON)
 
 
 def _is_unordered(shuffle: dx.Expr) -> bool:
@@ -199,7 +199,7 @@ def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
 
 def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
     """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
-    changed = COLUMNS_CHANGED[type(expr)](expr)
+    changed = columns_changed(expr)
     if changed is None or any(each.columns.intersection(changed) for each in images):
         return None
     return type(expr)(references, *expr.operands[1:]), images
@@ -241,13 +241,13 @@ _REWRITES: dict[type, Callable[[Any, Any, Any, Any], Undecoded | None]] = {
     Filter: _filter,
     dx.Loc: _filter,
     dx.Projection: _project,
-    **dict.fromkeys(COLUMNS_CHANGED, _change_others),
+    **dict.fromkeys(CHANGES, _change_others),
 }
 
 # Rewritten only if a move follows: nothing is gained otherwise.
-_PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame, dx.Query)
+_PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFrame)
 
-# Moves that are not in `COLUMNS_USED`; the last two have rules of their own.
+# Moves that are not in `MOVES`; the last two have rules of their own.
 _OTHER_MOVES = (dx.Loc, dx.Merge, dx.GroupByApply)
 
 

@@ -5,7 +5,7 @@ In: a shard and a `ScanSpec`. Out: metadata and references, or pixels. Start rea
 
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
-from dask_image_ingest.dataset.scan.samples import SampleRows, handed_over_index
+from dask_image_ingest.dataset.scan.samples import SampleRows, scanned_index
 
 __all__ = [
     "ColumnDecode",
@@ -13,5 +13,5 @@ __all__ = [
     "Partition",
     "SampleRows",
     "ShardSplit",
-    "handed_over_index",
+    "scanned_index",
 ]

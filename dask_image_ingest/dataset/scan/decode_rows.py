@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
@@ -12,10 +13,11 @@ import pyarrow as pa
 from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.read_options import ErrorPolicy
-from dask_image_ingest.dataset.warning import logger
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, PixelBuffer, Pixels, decode
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, Pixels, decode
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of, without
+
+logger = logging.getLogger("dask_image_ingest")
 
 
 @dataclass(frozen=True, repr=False)
@@ -70,8 +72,8 @@ class ColumnDecode:
 
 def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:
     """The meta of a decoded frame."""
-    for each in images:
-        meta = each.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
+    for column in images:
+        meta = column.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
     return meta
 
 
@@ -82,31 +84,6 @@ ErrorFilter: TypeAlias = Literal["good", "bad"] | None
 def error_filter(errors: ErrorPolicy) -> ErrorFilter:
     """The filter for ``errors=``."""
     return "good" if errors == "drop" else None
-
-
-def kept_rows(decoded: Sequence[Pixels], only: ErrorFilter) -> np.ndarray | None:
-    """Numbers of the rows that ``only`` keeps, by the errors of all their images; None for all.
-
-    They are taken before pixels are put into a frame, whose rows are taken by a copy: `Pixels.take`
-    leaves out failed images, which have no pixels, without one.
-    """
-    if only is None:
-        return None
-    failed = np.array([any(row) for row in zip(*(each.errors for each in decoded), strict=True)])
-    rows = np.flatnonzero(failed if only == "bad" else ~failed.astype(np.bool_))
-    return None if len(rows) == len(failed) else rows
-
-
-def decode_first_rows(frame: Any, decode: Callable[[Any], Any], limit: int | None) -> Any:
-    """Decode until ``limit`` rows are kept, in slices that double in size."""
-    if limit is None:
-        return decode(frame)
-    parts: list[Any] = []
-    start, size = 0, max(1, limit)
-    while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
-        parts.append(decode(frame.iloc[start : start + size]))
-        start, size = start + size, 2 * size
-    return concat(parts).head(limit)
 
 
 @dataclass(frozen=True, repr=False)
@@ -122,8 +99,8 @@ class FusedDecode:
     only, limit
         As for `Decode`.
     steps
-        Operations between scan and decode, as one function of a frame whose image columns hold row
-        positions (int64); None if there are none.
+        Operations between scan and decode, as one function of a frame whose image columns hold
+        numbers of rows (int64); None if there are none.
     passed_on
         Header columns that the steps don't use: read with the images, for the remaining rows.
     """
@@ -135,35 +112,31 @@ class FusedDecode:
     steps: Callable[[Any], Any] | None = None
     passed_on: tuple[str, ...] = ()
 
+    @property
+    def is_plain(self) -> bool:
+        """True if the images of all scanned rows are decoded."""
+        return self.steps is None and self.limit is None
+
     def __repr__(self) -> str:
-        names = ", ".join(repr(each.image) for each in self.images)
+        names = ", ".join(repr(column.image) for column in self.images)
         options = {"only": self.only, "limit": self.limit}
         return names + "".join(f" {k}={value}" for k, value in options.items() if value is not None)
 
 
-def decode_rows(
-    encoded: EncodedImages,
-    images: ColumnDecode,
-    backend: Backend,
-    *,
-    what: str,
-    fetch: Callable[[], None] | None = None,
-    meanwhile: Callable[[], Any] | None = None,
-) -> Pixels:
-    """Decode the images of some rows, at most one partition's memory at a time.
+#: Opens the images of a frame's rows: the frame, and its encoded images by image column.
+OpenImages: TypeAlias = Callable[[Any], tuple[Any, Sequence[EncodedImages]]]
 
-    Parameters
-    ----------
-    encoded, meanwhile
-        As for `decode`.
-    images
-        Options of the decode, and what to do with an image that can't be decoded.
-    backend
-        Allocates the pixels.
-    what
-        Names the rows in an error.
-    fetch
-        Called once the images are known to fit, before the first of them is read.
+
+def decode_rows(
+    frame: Any,
+    images: Sequence[ColumnDecode],
+    open_images: OpenImages,
+    only: ErrorFilter = None,
+    limit: int | None = None,
+) -> Any:
+    """Put the pixels of the rows of a frame in place of what its image columns hold.
+
+    With ``limit``, rows are decoded in slices that double in size, until so many are kept.
 
     Raises
     ------
@@ -172,25 +145,73 @@ def decode_rows(
     ImageDecodeError
         For the first image that can't be decoded, with ``errors="raise"``.
     """
-    decoding = images.decoding
-    sizes = np.array([decoding.nbytes(header) for header in encoded.headers], np.int64)
-    nbytes = int(sizes.sum())
-    if images.pixels:
-        check_size(what, nbytes, backend.largest_partition)
-    if fetch is not None:
-        fetch()
-    buffer = backend.pixel_buffer(nbytes) if images.pixels else NoPixels()
-    pieces = []
-    # In pieces: beside the pixels, a decoder holds batches as large as what one call decodes.
-    for rows in slices_by_size([sizes], backend.partition_memory()):
-        pieces.append(decode(encoded.slice(rows), decoding, _SharedBuffer(buffer), meanwhile))
-        meanwhile = None
-    errors = [error for piece in pieces for error in piece.errors]
-    shapes = np.concatenate([piece.shapes for piece in pieces])
-    per_piece = [piece.itemsizes for piece in pieces if piece.itemsizes is not None]
-    itemsizes = np.concatenate(per_piece) if len(per_piece) == len(pieces) else None
-    _report(errors, encoded.origin, images)
-    return Pixels(buffer.finish(), shapes, errors, itemsizes)
+    if limit is None:
+        frame, encoded = open_images(frame)
+        return put_pixels(frame, images, encoded, only)
+    parts: list[Any] = []
+    start, size = 0, max(1, limit)
+    while not parts or (start < len(frame) and sum(map(len, parts)) < limit):
+        some, encoded = open_images(frame.iloc[start : start + size])
+        parts.append(put_pixels(some, images, encoded, only))
+        start, size = start + size, 2 * size
+    return concat(parts).head(limit)
+
+
+def put_pixels(
+    frame: Any,
+    images: Sequence[ColumnDecode],
+    encoded: Sequence[EncodedImages],
+    only: ErrorFilter = None,
+) -> Any:
+    """Judge encoded images by their headers, decode them, and put the pixels into the frame.
+
+    ``encoded`` are those of each column, for the rows of the frame; ``only`` as for `Decode`.
+    """
+    backend = backend_of(frame)
+    sizes = [decoded_sizes(*column) for column in zip(images, encoded, strict=True)]
+    with_pixels = [size for column, size in zip(images, sizes, strict=True) if column.pixels]
+    nbytes = sum(int(size.sum()) for size in with_pixels)
+    if nbytes > (largest := backend.largest_partition):
+        raise PartitionTooLargeError(
+            f"{encoded[0].what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "
+            f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
+            "(or repartition the frame), or size= to decode smaller images"
+        )
+    decoded = [_decode(*column, backend) for column in zip(images, encoded, sizes, strict=True)]
+    if only is not None:
+        rows = zip(*(pixels.errors for pixels in decoded), strict=True)
+        failed = np.array([any(errors) for errors in rows], np.bool_)
+        kept = np.flatnonzero(failed == (only == "bad"))
+        # Before the pixels are in the frame, whose rows are taken by a copy: failed images have no
+        # pixels, and to leave them out of `Pixels` needs none.
+        if len(kept) < len(failed):
+            frame, decoded = frame.iloc[kept], [pixels.take(kept) for pixels in decoded]
+    for column, pixels in zip(images, decoded, strict=True):
+        frame = column.into(frame, pixels)
+    return frame
+
+
+def decoded_sizes(column: ColumnDecode, encoded: EncodedImages) -> np.ndarray:
+    """Decoded bytes of each row's image, judged by its header; int64 (n,)."""
+    return np.array(list(map(column.decoding.nbytes, encoded.headers)), np.int64)
+
+
+def _decode(
+    column: ColumnDecode, encoded: EncodedImages, sizes: np.ndarray, backend: Backend
+) -> Pixels:
+    """Decode one image column: of rows with the same picture, one."""
+    places = None
+    if encoded.pictures is not None:
+        _, firsts, places = np.unique(encoded.pictures, return_index=True, return_inverse=True)
+        # In the order of the rows, and with each picture's place in it.
+        order = np.argsort(firsts)
+        places = np.argsort(order)[places.reshape(-1)]
+        encoded, sizes = encoded.take(firsts[order]), sizes[firsts[order]]
+    encoded.prefetch()
+    buffer = backend.pixel_buffer(int(sizes.sum())) if column.pixels else NoPixels()
+    pixels = decode(encoded, column.decoding, buffer)
+    _report(pixels.errors, encoded.origin, column)
+    return pixels if places is None else pixels.take(places)
 
 
 def slices_by_size(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:
@@ -205,16 +226,6 @@ def slices_by_size(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]
     ends = (full[1:] > full[:-1]) | alone[1:] | alone[:-1]
     edges = [0, *(1 + np.flatnonzero(ends)).tolist(), len(nbytes)]
     return (slice(start, end) for start, end in itertools.pairwise(edges))
-
-
-def check_size(what: str, nbytes: int, largest: int) -> None:
-    """Raise `PartitionTooLargeError`, before anything is decoded, above ``largest`` bytes."""
-    if nbytes > largest:
-        raise PartitionTooLargeError(
-            f"{what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "
-            f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
-            "(or repartition the frame), or size= to decode smaller images"
-        )
 
 
 def _report(
@@ -244,16 +255,6 @@ def _report(
         f"that of {first.name}" if named else first.name,
         error,
     )
-
-
-class _SharedBuffer:
-    """One buffer for several `decode` calls, none of which may finish it."""
-
-    def __init__(self, buffer: PixelBuffer) -> None:
-        self.append = buffer.append
-
-    def finish(self) -> None:
-        """Do nothing: more pieces follow."""
 
 
 class NoPixels:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -14,14 +13,14 @@ import pyarrow as pa
 from dask_image_ingest.dataset.predicates import Predicate, only
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.partitioning import ShardSplit, digest_of_url
-from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
-from dask_image_ingest.decode import Header, Origin
+from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows, missing_image
+from dask_image_ingest.dataset.schema.columns import ImageMember
+from dask_image_ingest.decode import EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import references_of_fields
 from dask_image_ingest.storage import Shard, is_pipe, is_web, local_path, open_file
 from dask_image_ingest.tar import HEAD, ShardIndex, open_member
 
-Self = TypeVar("Self", bound="FileRows")
 _Item = TypeVar("_Item")
 _Result = TypeVar("_Result")
 
@@ -47,105 +46,101 @@ class FileRows(ImageRows):
     The ``part`` of each split is the number of its row; files of one row are neighbours.
     """
 
-    cached = frozenset({"_keys", "_urls", "files", "headers", "encoded"})
-    of_image = frozenset({"files", "headers", "encoded"})
-
     def __init__(self, splits: Sequence[ShardSplit], options: ReadOptions) -> None:
-        super().__init__(options.root or "", 0, options)
-        rows: dict[int, list[Shard]] = {}
+        #: Number of a row → its files.
+        self._rows: dict[int, list[Shard]] = {}
         for split in splits:
-            rows.setdefault(split.part, []).append(split.shard)
-        self.numbers = np.array(list(rows), np.int64)
-        self._classes = options.classes
-        self._storage_options = options.storage_options
-        _, *others = options.images
-        every = [e for each in options.images for e in each.extensions] if others else []
-        by_extension = [
-            {extension_of(file.url, every): file for file in files} for files in rows.values()
-        ]
+            self._rows.setdefault(split.part, []).append(split.shard)
+        super().__init__(options.root or "", np.array(list(self._rows), np.int64), options)
+        several = len(options.images) > 1
+        #: All extensions of images, if there are several image columns.
+        self._every = [e for member in options.images for e in member.extensions] if several else []
+        #: Image column → number of a row → encoded image; None for a file that is no image.
+        self._encoded: dict[str, dict[int, bytes | None]] = {}
 
-        def files_of(extensions: Sequence[str]) -> list[Shard | None]:
-            if not every:
-                return [files[0] for files in rows.values()]
-            return [next((f[e] for e in extensions if e in f), None) for f in by_extension]
+    def _file(self, member: ImageMember, number: int) -> Shard | None:
+        """The file of a row that is its image."""
+        files = self._rows[number]
+        if not self._every:
+            return files[0]
+        by_extension = {extension_of(file.url, self._every): file for file in files}
+        return next((by_extension[e] for e in member.extensions if e in by_extension), None)
 
-        #: The file of each row that is its image, and the row's key and URL.
-        self.files = files_of(self.extensions)
-        self._keys = [key_of(files[0].url, self.url, every) for files in rows.values()]
-        self._urls = [
-            (file or files[0]).url for file, files in zip(self.files, rows.values(), strict=True)
-        ]
-        for member in others:
-            self.of(member).files = files_of(member.extensions)
+    def _url(self, member: ImageMember, number: int) -> str:
+        return (self._file(member, number) or self._rows[number][0]).url
 
-    @property
-    def keys(self) -> list[str]:
-        return self._keys
+    def images(self, member: ImageMember, numbers: np.ndarray) -> EncodedImages:
+        self.expect(member, numbers)
+        return super().images(member, numbers)
 
-    @property
-    def labels(self) -> np.ndarray:
+    def _read_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header]:
+        files = [self._file(member, number) for number in numbers.tolist()]
+        return [header for header, _ in self._open(member, files, whole=False)]
+
+    def expect(self, member: ImageMember, numbers: np.ndarray) -> None:
+        """Open each file once, for header and pixels."""
+        known = self._encoded.setdefault(member.column, {})
+        new = [number for number in numbers.tolist() if number not in known]
+        opened = self._open(member, [self._file(member, number) for number in new], whole=True)
+        headers = self._headers.setdefault(member.column, {})
+        for number, (header, data) in zip(new, opened, strict=True):
+            headers[number], known[number] = header, data
+
+    def _reader(
+        self, member: ImageMember, numbers: np.ndarray
+    ) -> tuple[Callable[[int], Any], Callable[[], None]]:
+        known, rows = self._encoded[member.column], numbers.tolist()
+        return lambda row: known[rows[row]], lambda: None
+
+    def _origin(self, member: ImageMember, number: int, key: str) -> Origin:
+        return origin_of_key(key, self._url(member, number))
+
+    def labels(self, numbers: np.ndarray) -> np.ndarray:
         """A digest of each URL; two of a million are equal once in ten million reads."""
-        return np.array(list(map(digest_of_url, self._urls)), np.int64)
+        first = self.options.images[0]
+        digests = [digest_of_url(self._url(first, number)) for number in numbers.tolist()]
+        return np.array(digests, np.int64)
 
-    @cached_property
-    def headers(self) -> list[Header]:
-        return [header for header, _ in self._open(self.files, whole=False)]
-
-    @cached_property
-    def encoded(self) -> list[bytes | None]:
-        """The encoded images; None for a file that is no image. Sets ``headers``, too."""
-        opened = self._open(self.files, whole=True)
-        self.headers = [header for header, _ in opened]
-        return [data for _, data in opened]
-
-    def expect_images(self) -> None:
-        self.encoded  # noqa: B018 # opens each file once, for header and pixels
-
-    def image_bytes(self, row: int) -> bytes | None:
-        return self.encoded[row]
-
-    def origin(self, row: int) -> Origin:
-        return origin_of_key(self.keys[row], self._url(row))
-
-    def _url(self, row: int) -> str:
-        file = self.files[row]
-        return self._urls[row] if file is None else file.url
-
-    def keep(self: Self, filters: Predicate | None) -> Self:
+    def keep(self, numbers: np.ndarray, filters: Predicate | None) -> np.ndarray:
         """The rows for which ``filters`` hold. Filters on what the listing tells run first."""
-        rows = super().keep(only(filters, _LISTED))
-        return super(FileRows, rows).keep(filters)
+        return super().keep(super().keep(numbers, only(filters, _LISTED)), filters)
 
-    def column(self, name: str) -> pa.Array:
+    def column(self, name: str, numbers: np.ndarray) -> pa.Array:
+        first, rows = self.options.images[0], numbers.tolist()
         if name == "__key__":
-            return pa.array(self.keys, pa.string())
+            keys = [key_of(self._rows[row][0].url, self.url, self._every) for row in rows]
+            return pa.array(keys, pa.string())
         if name == "__url__":
-            return pa.array(self._urls, pa.string())
-        if name == "offset":
-            return pa.array([None if file is None else 0 for file in self.files], pa.int64())
-        if name == "nbytes":
-            return pa.array([file and file.size for file in self.files], pa.int64())
+            return pa.array([self._url(first, row) for row in rows], pa.string())
         if name in CLASS_COLUMNS:
-            numbers = {folder: number for number, folder in enumerate(self._classes or ())}
-            folders = [class_of(url, self.url) for url in self._urls]
-            labels = [None if each is None else numbers[each] for each in folders]
+            classes = {folder: label for label, folder in enumerate(self.options.classes or ())}
+            folders = [class_of(self._url(first, row), self.url) for row in rows]
+            labels = [None if folder is None else classes[folder] for folder in folders]
             return pa.array(labels if name == "label" else folders, CLASS_COLUMNS[name])
-        return super().column(name)
+        return super().column(name, numbers)
 
-    def references(self) -> pa.StructArray:
-        sizes = self.column("nbytes")
+    def field(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
+        if name in ("offset", "nbytes"):
+            files = [self._file(member, number) for number in numbers.tolist()]
+            sizes = [file and (file.size if name == "nbytes" else 0) for file in files]
+            return pa.array(sizes, pa.int64())
+        return super().field(member, name, numbers)
+
+    def references(self, member: ImageMember, numbers: np.ndarray) -> pa.StructArray:
+        sizes, rows = self.field(member, "nbytes", numbers), numbers.tolist()
+        versions = [file and file.version for file in (self._file(member, row) for row in rows)]
         fields = {
-            "url": pa.array(map(self._url, range(len(self))), pa.string()),
+            "url": pa.array([self._url(member, row) for row in rows], pa.string()),
             "shard_size": sizes,
-            "version": pa.array([file and file.version for file in self.files], pa.string()),
-            "key": self.column("__key__"),
-            "offset": self.column("offset"),
+            "version": pa.array(versions, pa.string()),
+            "key": self.column("__key__", numbers),
+            "offset": self.field(member, "offset", numbers),
             "nbytes": sizes,
         }
-        return references_of_fields(len(self), fields)
+        return references_of_fields(len(numbers), fields)
 
     def _open(
-        self, files: Sequence[Shard | None], whole: bool
+        self, member: ImageMember, files: Sequence[Shard | None], whole: bool
     ) -> list[tuple[Header, bytes | None]]:
         """Header and, if ``whole``, bytes of each file; a file that is no image has no bytes."""
 
@@ -155,11 +150,11 @@ class FileRows(ImageRows):
             # The header of a large file tells whether the rest is worth reading.
             at_once = whole and file.size <= MOST_ENCODED
             try:
-                with open_file(file.url, self._storage_options, file) as content:
+                with open_file(file.url, self.options.storage_options, file) as content:
                     content.prefetch([(0, file.size if at_once else min(file.size, HEAD))])
                     data = bytes(content[:]) if at_once else None
                     head = open_member(content, _NO_INDEX, (0, file.size)) if data is None else data
-                    header = self._decoding.read_header(head)
+                    header = member.decoding.read_header(head)
                     if whole and not at_once and header.error is None:
                         data = bytes(content[:])
             except (ShardError, ShardNotFoundError) as error:
@@ -177,7 +172,7 @@ def missing_file(url: str, error: ShardError | ShardNotFoundError) -> Header:
         why = f"the file can't be read: {error.__cause__.strerror}"
     else:
         raise error
-    return Header(None, None, None, None, f"missing: {why}", needs_pillow=True)
+    return missing_image(why)
 
 
 def for_each(

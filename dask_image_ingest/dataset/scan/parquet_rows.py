@@ -1,11 +1,11 @@
-"""Rows of a parquet file with columns of encoded images."""
+"""Parquet: rows of a file with columns of encoded images; a sidecar, the file beside a shard."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -14,24 +14,32 @@ import pyarrow.compute as pc
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds, only
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import NO_BYTES, ImageRows
-from dask_image_ingest.dataset.schema.columns import FileColumn
-from dask_image_ingest.dataset.schema.encoded_images import check_encoded_type, encoded_views
-from dask_image_ingest.dataset.schema.file_columns import plain_type
+from dask_image_ingest.dataset.schema.columns import FileColumn, ImageMember
+from dask_image_ingest.dataset.schema.file_columns import (
+    check_encoded_type,
+    encoded_views,
+    key_of,
+    plain_type,
+    without_it,
+)
 from dask_image_ingest.decode import Header
-from dask_image_ingest.errors import PartitionTooLargeError, ShardError
+from dask_image_ingest.errors import (
+    PartitionTooLargeError,
+    ShardError,
+    ShardNotFoundError,
+    warn_user,
+)
 from dask_image_ingest.frames import as_tensors, references_of_fields
 from dask_image_ingest.storage import (
+    NotParquetError,
     ParquetSource,
     RowSpan,
     Shard,
     open_parquet,
-    unpacked_bytes,
 )
 
 # Bytes of a row at least, for its number, position and key.
 _BYTES_OF_A_ROW = 32
-
-_MOST_OF_A_COLUMN = (1 << 31) - 1  # bytes: its offsets have 32 bits
 
 
 class ParquetColumns:
@@ -178,13 +186,6 @@ class ParquetColumns:
                 return cast
         except pa.ArrowException:
             pass
-        nbytes = sum(map(unpacked_bytes, getattr(values, "chunks", [values])))
-        if nbytes > _MOST_OF_A_COLUMN:
-            raise ShardError(
-                f"{self.url} has {nbytes:,} bytes in the rows of its column {column.name!r} that "
-                "are read together, and a column holds 2 GiB: leave it out, or write the file "
-                "again with smaller row groups"
-            )
         raise ShardError(
             f"the column {column.name!r} of {self.url} is of type {values.type}, and some of its "
             f"values don't fit type {column.type}, which it has in the first of these files"
@@ -199,87 +200,86 @@ def _is_same(values: Any, others: Any) -> bool:
     return pc.all(same, min_count=0).as_py()
 
 
-Self = TypeVar("Self", bound="ParquetRows")
-
 # Digits of a row number in a key, zero-padded so that keys sort like rows.
 _DIGITS = 8
 
 
 class ParquetRows(ImageRows):
-    """The rows of one file. Columns are read for the row groups of the remaining rows alone."""
-
-    cached = frozenset({"keys", "headers", "encoded"})
-    of_image = frozenset({"headers", "encoded"})
+    """The rows of one file. Columns are read for the row groups of the wanted rows alone."""
 
     def __init__(self, columns: ParquetColumns, options: ReadOptions) -> None:
-        super().__init__(columns.url or "", columns.rows, options)
+        super().__init__(columns.url or "", np.arange(columns.rows), options)
         self._columns = columns
-        self._get_backend = options.get_backend
+        #: Column of the file → number of a row → its encoded image, a view; None for null.
+        self._encoded: dict[str, dict[int, memoryview | None]] = {}
 
-    @cached_property
-    def keys(self) -> list[str]:
-        keys: list[str] = self.column("__key__").to_pylist()
-        return keys
-
-    @cached_property
-    def encoded(self) -> list[memoryview | None]:
+    def encoded(self, member: ImageMember, numbers: np.ndarray) -> list[memoryview | None]:
         """The encoded image of each row, a view of the column; None for null."""
-        arrays, positions = self._columns.values(self.extensions[0], self.numbers, packed=True)
-        images: list[memoryview | None] = []
-        try:
-            for array in arrays:
-                check_encoded_type(array.type)
-                images += encoded_views(array)
-        except (TypeError, pa.ArrowException) as error:
-            raise ShardError(
-                f"the column {self.extensions[0]!r} of {self.url} holds no encoded images: {error}"
-            ) from error
-        return [images[position] for position in positions.tolist()]
+        (name,) = member.extensions
+        known = self._encoded.setdefault(name, {})
+        new = [number for number in numbers.tolist() if number not in known]
+        if new:
+            arrays, positions = self._columns.values(name, np.array(new), packed=True)
+            images: list[memoryview | None] = []
+            try:
+                for array in arrays:
+                    check_encoded_type(array.type)
+                    images += encoded_views(array)
+            except (TypeError, pa.ArrowException) as error:
+                raise ShardError(
+                    f"the column {name!r} of {self.url} holds no encoded images: {error}"
+                ) from error
+            known.update(zip(new, map(images.__getitem__, positions.tolist()), strict=True))
+        return [known[number] for number in numbers.tolist()]
 
-    @cached_property
-    def headers(self) -> list[Header]:
+    def _read_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header]:
         return [
-            NO_BYTES if data is None else self._decoding.read_header(data) for data in self.encoded
+            NO_BYTES if data is None else member.decoding.read_header(data)
+            for data in self.encoded(member, numbers)
         ]
 
-    def image_bytes(self, row: int) -> memoryview | None:
-        return self.encoded[row]
+    def _reader(
+        self, member: ImageMember, numbers: np.ndarray
+    ) -> tuple[Callable[[int], Any], Callable[[], None]]:
+        return self.encoded(member, numbers).__getitem__, lambda: None
 
-    def keep(self: Self, filters: Predicate | None) -> Self:
+    def keep(self, numbers: np.ndarray, filters: Predicate | None) -> np.ndarray:
         """The rows for which ``filters`` hold. Filters on columns of the file run first."""
         if not filters:
-            return self
-        candidates = self._columns.keep(filters, lambda: self.numbers)
-        rows = self if candidates is None else self.take(candidates)
+            return numbers
+        candidates = self._columns.keep(filters, lambda: numbers)
+        numbers = numbers if candidates is None else numbers[candidates]
         only_file = all(name in self._columns for name in columns_of(filters))
-        return rows if only_file else super(ParquetRows, rows).keep(filters)
+        return numbers if only_file else super().keep(numbers, filters)
 
-    def part(self: Self, part: int, parts: int) -> Self:
+    def part(self, part: int, parts: int) -> np.ndarray:
         """One of ``parts`` parts, cut at the edge of a row group if one is near."""
-        return self.take(range(self._edge(part, parts), self._edge(part + 1, parts)))
+        return self.numbers[self._edge(part, parts) : self._edge(part + 1, parts)]
 
     def _edge(self, part: int, parts: int) -> int:
         # The edge of an equal part, or that of a row group less than half a part away.
-        even = len(self) * part // parts
+        count = len(self.numbers)
+        even = count * part // parts
         edges = np.append(0, self._columns.ends)
         nearest = int(edges[np.abs(edges - even).argmin()])
-        return nearest if 2 * abs(nearest - even) * parts < len(self) else even
+        return nearest if 2 * abs(nearest - even) * parts < count else even
 
-    def column(self, name: str) -> pa.Array:
+    def column(self, name: str, numbers: np.ndarray) -> pa.Array:
         if name in self._columns:
-            return self._columns.column(name, self.numbers)
+            return self._columns.column(name, numbers)
         if name == "__key__":
             file, _, suffix = self.url.rpartition("/")[2].rpartition(".")
             stem = file or suffix
-            return pa.array([f"{stem}/{number:0{_DIGITS}}" for number in self.numbers.tolist()])
+            return pa.array([f"{stem}/{number:0{_DIGITS}}" for number in numbers.tolist()])
+        return super().column(name, numbers)
+
+    def field(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
         if name == "nbytes":
-            return self._sizes()
-        return super().column(name)
+            encoded = self.encoded(member, numbers)
+            return pa.array([None if data is None else len(data) for data in encoded], pa.int64())
+        return super().field(member, name, numbers)
 
-    def _sizes(self) -> pa.Array:
-        return pa.array([None if data is None else len(data) for data in self.encoded], pa.int64())
-
-    def references(self) -> pa.StructArray:
+    def references(self, member: ImageMember, numbers: np.ndarray) -> pa.StructArray:
         """References that carry the encoded images: parquet gives no offsets to read them by.
 
         Raises
@@ -287,11 +287,11 @@ class ParquetRows(ImageRows):
         PartitionTooLargeError
             Before any is copied: a dictionary may repeat them.
         """
-        sizes = self._sizes()
+        sizes = self.field(member, "nbytes", numbers)
         nbytes = pc.sum(sizes).as_py() or 0
-        if nbytes > (largest := self._get_backend().largest_partition):
+        if nbytes > (largest := self.options.get_backend().largest_partition):
             raise PartitionTooLargeError(
-                f"rows {self.numbers[0]}-{self.numbers[-1]} of {self.url} are "
+                f"rows {numbers[0]}-{numbers[-1]} of {self.url} are "
                 f"{nbytes / 1e9:.1f} GB of encoded images, and one partition holds at most "
                 f"{largest / 1e9:.1f} GB here. Read with decode=True and size=, or filter rows"
             )
@@ -299,9 +299,88 @@ class ParquetRows(ImageRows):
         fields = {
             # No file for a row without bytes: nothing there could be opened.
             "url": pc.if_else(sizes.is_valid(), url, pa.scalar(None, pa.string())),
-            "number": pa.array(self.numbers),
-            "key": pa.array(self.keys, pa.string()),
+            "number": pa.array(numbers),
+            "key": self.column("__key__", numbers),
             "nbytes": sizes,
-            "bytes": pa.array(self.encoded, pa.large_binary()),
+            "bytes": pa.array(self.encoded(member, numbers), pa.large_binary()),
         }
-        return references_of_fields(len(self), fields)
+        return references_of_fields(len(numbers), fields)
+
+
+class UnjoinableError(ShardError):
+    """A parquet file beside a shard has no keys, or repeats one: it may be no sidecar."""
+
+
+class Sidecar(ParquetColumns):
+    """Columns of a sidecar, by the keys of samples.
+
+    Columns are null if no sidecar was listed; if the file is missing, no parquet file, or samples
+    can't be joined to it by key, unless ``needs_sidecars``; and if it can't be read with
+    ``shard_errors="drop"``. (To
+    skip the shard's rows instead would make the number of rows depend on whether a query uses the
+    sidecar.)
+    """
+
+    def rows_of(self, keys: Sequence[str]) -> list[int]:
+        """The row of each key in the file; -1 if it has none."""
+        if self.file is None:
+            return [-1] * len(keys)
+        try:
+            return self._rows(keys)
+        except ShardError as error:
+            self._skip(error)
+            return [-1] * len(keys)
+
+    def _rows(self, keys: Sequence[str]) -> list[int]:
+        indices = pc.index_in(pa.array(keys, pa.string()), value_set=self._keys)
+        missing = indices.null_count
+        if missing:
+            warn_user(
+                f"{self.url} has no row for {missing} of {len(keys)} samples of its shard: its "
+                "columns are null there"
+            )
+        rows: list[int] = indices.fill_null(-1).to_pylist()
+        return rows
+
+    @cached_property
+    def _keys(self) -> pa.Array:
+        if self.file is None:
+            return pa.array([], pa.string())
+        key = key_of(self.file.schema_arrow)
+        if key is None:
+            raise UnjoinableError(
+                f"{self.url} has no column of text named '__key__' or 'key' to join its rows to "
+                "samples by, or it has two columns of one name"
+            )
+        keys = self.file.read(key, range(len(self.ends))).cast(pa.string()).combine_chunks()
+        counts = pc.value_counts(keys.drop_null())
+        repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
+        if len(repeated):
+            raise UnjoinableError(
+                f"{self.url} has {len(repeated)} keys on several rows, first "
+                f"{repeated[0].as_py()!r}: "
+                "which row belongs to the sample is ambiguous"
+            )
+        return keys
+
+    def _skip(self, error: Exception) -> None:
+        tolerated = isinstance(error, (UnjoinableError, NotParquetError))
+        tolerated &= not self._options.needs_sidecars
+        if not (self._options.shard_errors == "drop" or tolerated):
+            raise without_it(error)
+        warn_user(f"columns of {self.url} are null for its shard: {error}")
+
+    @cached_property
+    def file(self) -> ParquetSource | None:
+        """The file, opened on first access; None if there is none or it can't be read."""
+        try:
+            return super().file
+        except (ShardError, ShardNotFoundError) as error:
+            if isinstance(error, ShardNotFoundError) and not self._options.needs_sidecars:
+                warn_user(f"{self.url} does not exist: its columns are null")
+            else:
+                self._skip(error)
+            return None
+
+    def _absent(self, name: str, count: int) -> pa.Array:
+        return pa.nulls(count)

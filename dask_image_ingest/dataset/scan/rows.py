@@ -1,34 +1,29 @@
-"""Base class of the rows of a shard or file: metadata, headers and encoded bytes of images."""
+"""Base class of the rows of an open shard or file: metadata, headers and encoded images."""
 
 from __future__ import annotations
 
-import copy
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Callable, Sequence
+from itertools import repeat
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, ImageMember
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
-
-Self = TypeVar("Self", bound="ImageRows")
-
-#: The header of a sample without an image.
-NO_MEMBER = Header(
-    None, None, None, None, "missing: the sample has no image member", needs_pillow=True
-)
+from dask_image_ingest.dataset.schema.columns import HEADERS, METADATA_COLUMNS, ImageMember
+from dask_image_ingest.decode import EncodedImages, Header, Origin
 
 
-#: The header of a row of a table without an image.
-NO_BYTES = NO_MEMBER._replace(
-    error="missing: the row has no bytes of an image, and a path in a table is not opened"
-)
+def missing_image(why: str) -> Header:
+    """The header of a row without an image."""
+    return Header(None, None, None, None, f"missing: {why}", needs_pillow=True)
 
-_HEADER_COLUMNS = frozenset(Header._fields) & frozenset(METADATA_COLUMNS)
+
+#: The header of a sample without an image, and of a row of a table without one.
+NO_MEMBER = missing_image("the sample has no image member")
+NO_BYTES = missing_image("the row has no bytes of an image, and a path in a table is not opened")
 
 
 def part_of(count: int, part: int, parts: int) -> range:
@@ -37,146 +32,113 @@ def part_of(count: int, part: int, parts: int) -> range:
 
 
 class ImageRows:
-    """Rows with one image each, whose columns are computed lazily.
+    """The rows of an open shard or file; methods take the numbers of those that are wanted.
 
-    ``keep`` and ``take`` return views of some rows with the values cached so far: nothing is read
-    twice, and nothing for rows that were dropped.
+    Of an image column the header of each row is read once, and only if something asks for it.
 
     Attributes
     ----------
     url
         The shard or file.
     numbers
-        Numbers of the rows in it; shape (n,), int64.
+        Numbers of all rows; int64 (n,).
+    options
+        Options of the read.
     first_label
-        The index label of its first row.
+        The index label of row 0.
     """
 
     first_label = 0
 
-    #: Cached properties with a value per row, which ``take`` carries over.
-    cached: ClassVar[frozenset[str]]
-    #: Those of them that depend on which member is the image; `of` drops them.
-    of_image: ClassVar[frozenset[str]]
+    def __init__(self, url: str, numbers: np.ndarray, options: ReadOptions) -> None:
+        self.url, self.numbers, self.options = url, numbers, options
+        first, *others = options.images
+        #: Column → the image column that it describes, and the name of the field there.
+        self._fields = {name: (first, name) for name in ("offset", "nbytes", *HEADERS, "error")}
+        for member in others:
+            for column in member.fields():
+                self._fields[column] = member, column.removeprefix(f"{member.column}.")
+        #: Image column → number of a row → header.
+        self._headers: dict[str, dict[int, Header]] = {}
 
-    def __init__(self, url: str, count: int, options: ReadOptions) -> None:
-        self.url = url
-        self.numbers = np.arange(count)
-        self._member, *others = options.images
-        #: Header column ("mask.height") → the further image column that it describes.
-        self._fields = {f: each for each in others for f in each.fields()}
-        #: Views made by `of`, by image column.
-        self._others: dict[str, Any] = {}
+    def part(self, part: int, parts: int) -> np.ndarray:
+        """Numbers of one of ``parts`` equal parts of the rows; ``part`` counts from 0."""
+        rows = part_of(len(self.numbers), part, parts)
+        return self.numbers[rows.start : rows.stop]
 
-    def __len__(self) -> int:
-        return len(self.numbers)
+    def labels(self, numbers: np.ndarray) -> np.ndarray:
+        """The index label of each row; int64 (n,)."""
+        return self.first_label + numbers
 
-    @property
-    def extensions(self) -> tuple[str, ...]:
-        """Member extensions (or the parquet column) of the image, in order of preference."""
-        return self._member.extensions
-
-    @property
-    def _decoding(self) -> DecodeSpec:
-        return self._member.decoding
-
-    @property
-    def labels(self) -> np.ndarray:
-        """The index label of each row; shape (n,), int64."""
-        return self.first_label + self.numbers
-
-    @property
-    @abstractmethod
-    def keys(self) -> list[str]:
-        """The key of each row."""
-
-    @property
-    @abstractmethod
-    def headers(self) -> list[Header]:
-        """The header of each image."""
-
-    @abstractmethod
-    def image_bytes(self, row: int) -> Any:
-        """The encoded image of one row; None without an image."""
-
-    @abstractmethod
-    def references(self) -> pa.StructArray:
-        """A reference to the image of each row."""
-
-    @property
-    def encoded_images(self) -> EncodedImages:
-        """The encoded images of these rows, read when they are decoded."""
-        return EncodedImages(self.headers, self.image_bytes, self.origin)
-
-    def expect_images(self) -> None:
-        """Called before the headers of images that are all to be decoded."""
-
-    def prefetch_images(self) -> None:
-        """Prefetch the images of these rows."""
-
-    def origin(self, row: int) -> Origin:
-        """The identity of a row's image, for errors and random transforms."""
-        return Origin(self.url, int(self.numbers[row]), f"sample {self.keys[row]!r}")
-
-    def of(self: Self, member: ImageMember) -> Self:
-        """A view of the same rows with the member of an image column as their image."""
-        if member.column == self._member.column:
-            return self
-        rows: Self | None = self._others.get(member.column)
-        if rows is None:
-            rows = copy.copy(self)
-            rows._member = member
-            rows._fields, rows._others = {}, {}
-            for name in self.of_image & rows.__dict__.keys():
-                del rows.__dict__[name]
-            self._others[member.column] = rows
-        return rows
-
-    def decoded_bytes(self) -> int:
-        """Bytes that all images of these rows decode to, judged by their headers."""
-        nbytes = sum(map(self._decoding.nbytes, self.headers))
-        members = {each.column: each for each in self._fields.values()}
-        return nbytes + sum(self.of(each).decoded_bytes() for each in members.values())
-
-    def keep(self: Self, filters: Predicate | None) -> Self:
-        """The rows for which ``filters`` (on metadata columns) hold."""
+    def keep(self, numbers: np.ndarray, filters: Predicate | None) -> np.ndarray:
+        """Those of the rows for which ``filters``, on metadata columns, hold."""
         if not filters:
-            return self
-        return self.take(np.flatnonzero(holds(filters, self.table(sorted(columns_of(filters))))))
+            return numbers
+        return numbers[holds(filters, self.table(sorted(columns_of(filters)), numbers))]
 
-    def part(self: Self, part: int, parts: int) -> Self:
-        """One of ``parts`` equal parts; ``part`` counts from 0."""
-        return self.take(part_of(len(self), part, parts))
+    def table(self, columns: Sequence[str], numbers: np.ndarray) -> pa.Table:
+        """Metadata columns; with the right number of rows even without any column."""
+        if not columns:
+            return pa.table({"": pa.nulls(len(numbers))}).select([])
+        return pa.table({name: self.column(name, numbers) for name in columns})
 
-    def take(self: Self, rows: np.ndarray | range) -> Self:
-        """The given rows, by position."""
-        positions = np.asarray(rows, dtype=np.int64)
-        if len(positions) == len(self):
-            return self
-        taken = copy.copy(self)
-        taken.numbers = self.numbers[positions]
-        for name in self.cached & self.__dict__.keys():
-            values = self.__dict__[name]
-            taken.__dict__[name] = [values[position] for position in positions.tolist()]
-        taken._others = {name: each.take(positions) for name, each in self._others.items()}
-        return taken
-
-    def table(self, columns: Sequence[str]) -> pa.Table:
-        """The given metadata columns of all rows."""
-        return self.table_of({name: self.column(name) for name in columns})
-
-    def table_of(self, arrays: Mapping[str, pa.Array]) -> pa.Table:
-        """A table of these columns; with the right number of rows even without any."""
-        if not arrays:
-            return pa.table({"": pa.nulls(len(self))}).select([])
-        return pa.table(dict(arrays))
-
-    def column(self, name: str) -> pa.Array:
+    def column(self, name: str, numbers: np.ndarray) -> pa.Array:
         """One metadata column."""
         if name == "__url__":
-            return pa.repeat(pa.scalar(self.url, pa.string()), len(self))
-        if name in _HEADER_COLUMNS:
-            position = Header._fields.index(name)
-            return pa.array([header[position] for header in self.headers], METADATA_COLUMNS[name])
-        member = self._fields[name]
-        return self.of(member).column(name.removeprefix(f"{member.column}."))
+            return pa.repeat(pa.scalar(self.url, pa.string()), len(numbers))
+        return self.field(*self._fields[name], numbers)
+
+    def field(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
+        """A column like ``height`` of an image column."""
+        position = Header._fields.index(name)
+        values = [header[position] for header in self.headers(member, numbers)]
+        return pa.array(values, METADATA_COLUMNS[name])
+
+    def keys(self, numbers: np.ndarray) -> list[str]:
+        """The key of each row."""
+        keys: list[str] = self.column("__key__", numbers).to_pylist()
+        return keys
+
+    def headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header]:
+        """The header of each row's image."""
+        known = self._headers.setdefault(member.column, {})
+        new = [number for number in numbers.tolist() if number not in known]
+        if new:
+            known.update(zip(new, self._read_headers(member, np.array(new)), strict=True))
+        return [known[number] for number in numbers.tolist()]
+
+    def decoded_bytes(self, numbers: np.ndarray) -> int:
+        """Bytes that all images of these rows decode to, judged by their headers."""
+        return sum(
+            sum(map(member.decoding.nbytes, self.headers(member, numbers)))
+            for member in self.options.images
+        )
+
+    def images(self, member: ImageMember, numbers: np.ndarray) -> EncodedImages:
+        """The encoded images of these rows, each of which is read when it is decoded."""
+        headers = self.headers(member, numbers)
+        read, prefetch = self._reader(member, numbers)
+        origins = list(map(self._origin, repeat(member), numbers.tolist(), self.keys(numbers)))
+        what = f"samples {numbers[0]}-{numbers[-1]} of {self.url}" if len(numbers) else ""
+        return EncodedImages(headers, read, origins.__getitem__, what, prefetch)
+
+    def _origin(self, member: ImageMember, number: int, key: str) -> Origin:
+        """The identity of an image, for errors and random transforms."""
+        return Origin(self.url, number, f"sample {key!r}")
+
+    def expect(self, member: ImageMember, numbers: np.ndarray) -> None:
+        """Called before the headers of images that are all to be decoded."""
+
+    @abstractmethod
+    def references(self, member: ImageMember, numbers: np.ndarray) -> pa.StructArray:
+        """A reference to the image of each row."""
+
+    @abstractmethod
+    def _read_headers(self, member: ImageMember, numbers: np.ndarray) -> Sequence[Header]:
+        """The headers of images that nothing has asked for before."""
+
+    @abstractmethod
+    def _reader(
+        self, member: ImageMember, numbers: np.ndarray
+    ) -> tuple[Callable[[int], Any], Callable[[], None]]:
+        """Function from a position in ``numbers`` to the encoded image, and one to prefetch all."""

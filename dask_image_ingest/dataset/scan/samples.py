@@ -6,28 +6,26 @@ The shard is opened by its index if that is valid, else by a scan of its tar hea
 from __future__ import annotations
 
 import functools
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.read_options import ReadOptions
+from dask_image_ingest.dataset.scan.parquet_rows import Sidecar
 from dask_image_ingest.dataset.scan.rows import NO_MEMBER, ImageRows
-from dask_image_ingest.dataset.scan.sidecar import Sidecar
 from dask_image_ingest.dataset.schema.coerce import convert, is_array_type, type_advice
 from dask_image_ingest.dataset.schema.columns import (
+    HEADERS,
     METADATA_COLUMNS,
     ImageMember,
     MemberColumn,
-    image_member,
 )
-from dask_image_ingest.dataset.warning import warn_of_unusable
 from dask_image_ingest.decode import (
     LONGEST_EDGE,
     SWAPPED,
@@ -35,7 +33,7 @@ from dask_image_ingest.decode import (
     StoredHeader,
     header_of,
 )
-from dask_image_ingest.errors import PartitionTooLargeError, ShardError, warn_user
+from dask_image_ingest.errors import PartitionTooLargeError, ShardError, this_worker, warn_user
 from dask_image_ingest.frames import encoded_memory, references_of_fields, type_name
 from dask_image_ingest.index import (
     IndexFile,
@@ -47,20 +45,17 @@ from dask_image_ingest.storage import (
     ByteReader,
     MemoryReader,
     Shard,
-    find_shards,
     has_random_access,
     open_late,
     open_shard,
 )
 from dask_image_ingest.tar import (
     HEAD,
+    LINKS,
     SPAN_FIELDS,
-    Damage,
     ShardIndex,
-    Skipped,
     Span,
     duplicate_error,
-    index_head,
     index_tar,
     open_member,
     read_member,
@@ -69,8 +64,6 @@ from dask_image_ingest.tar import (
 
 # A byte range is read as a whole if at least this share of it, and this many bytes, are images.
 _DENSE, _LEAST_WHOLE = 0.75, 1 << 20
-
-_SHAPE = frozenset({"format", "height", "width", "channels"})
 
 # The fields of a header in an index.
 _STORED = ("format", *StoredHeader._fields)
@@ -82,9 +75,6 @@ class SampleRows(ImageRows):
     ``member_columns`` are those that `table` can make a column of.
     """
 
-    cached = frozenset({"keys", "spans", "headers", "_sidecar_rows"})
-    of_image = frozenset({"spans", "headers"})
-
     def __init__(
         self,
         url: str,
@@ -94,79 +84,21 @@ class SampleRows(ImageRows):
         member_columns: Sequence[MemberColumn] = (),
         sidecar: Sidecar | None = None,
     ) -> None:
-        super().__init__(url, len(index), options)
+        super().__init__(url, np.arange(len(index)), options)
+        self.index = index
         self._content = content
-        self._index = index
-        self._max_member_bytes = options.max_member_bytes
-        self._get_backend = options.get_backend
-        self._member_columns = {member.column: member for member in member_columns}
+        self._member_columns = {column.column: column for column in member_columns}
         self._sidecar = sidecar
 
-    @cached_property
-    def keys(self) -> list[str]:
-        keys: list[str] = self.column("__key__").to_pylist()
-        return keys
-
-    @cached_property
-    def spans(self) -> list[Span | None]:
-        """Offset and size of each sample's image; None without an image."""
-        return self._index.spans(self._image("offset"), self._image("size"))
-
-    @cached_property
-    def headers(self) -> list[Header]:
-        stored = self._stored_headers()
-        self._prefetch_heads(
-            span for span, header in zip(self.spans, stored, strict=True) if header is None
-        )
-        numbers = self.numbers.tolist()
-        return [
-            self._if_unique(header or self._header(number, span), number)
-            for number, span, header in zip(numbers, self.spans, stored, strict=True)
-        ]
-
-    @property
-    def damage(self) -> Damage | None:
-        """The damage of the shard, if there is any."""
-        return self._index.damage
-
-    @property
-    def skipped(self) -> Mapping[str, Skipped]:
-        """Members of the shard that are not read, by a code for the reason."""
-        return self._index.skipped
-
-    def other_kinds(self, known: Set[str]) -> set[str]:
-        """Extensions of members that are neither ``known`` nor the image of their sample."""
-        known = {*known}.union(*(each.extensions for each in self._fields.values()))
-        return set(self._index.not_preferred(self.extensions)) - known
-
-    def image_bytes(self, row: int) -> Sequence[int] | None:
-        span = self.spans[row]
-        return None if span is None else read_member(self._content, self._index, span)
-
-    def prefetch_images(self) -> None:
-        """Prefetch the images of these rows; if they lie densely, the whole range at once."""
-        self._prefetch(self.spans)
-        spans = [span for span in self.spans if span is not None]
-        if spans and not self._index.sparse:
-            start, stop = min(spans)[0], max(offset + size for offset, size in spans)
-            wanted = sum(size for _, size in spans)
-            if max(_LEAST_WHOLE, _DENSE * (stop - start)) <= wanted:
-                self._content.prefetch_into(start, stop, encoded_memory)
-
-    def opened(self, row: int) -> Any:
-        """The encoded image of one row, read lazily by slices; empty without an image."""
-        return open_member(self._content, self._index, self.spans[row] or (0, 0))
-
-    def keep(self, filters: Predicate | None) -> SampleRows:
+    def keep(self, numbers: np.ndarray, filters: Predicate | None) -> np.ndarray:
         """The rows for which ``filters`` hold. Filters on the sidecar run first."""
-        rows = self
         if filters and self._sidecar is not None:
-            candidates = self._sidecar.keep(filters, lambda: self._sidecar_rows)
-            rows = rows if candidates is None else rows.take(candidates)
-        return super(SampleRows, rows).keep(filters)
+            candidates = self._sidecar.keep(filters, lambda: self._sidecar_rows[numbers])
+            numbers = numbers if candidates is None else numbers[candidates]
+        return super().keep(numbers, filters)
 
-    def table(self, columns: Sequence[str]) -> pa.Table:
-        """The given metadata columns of all rows.
+    def table(self, columns: Sequence[str], numbers: np.ndarray) -> pa.Table:
+        """Metadata columns.
 
         Raises
         ------
@@ -174,156 +106,207 @@ class SampleRows(ImageRows):
             If the members to read for them are more than one partition can hold.
         """
         members = [self._member_columns[name] for name in columns if name in self._member_columns]
-        spans = {member.extension: self._member_spans(member.extension) for member in members}
-        self._check_size(spans)
-        arrays = {m.column: self._member_column(m, spans[m.extension]) for m in members}
-        return self.table_of({n: arrays[n] if n in arrays else self.column(n) for n in columns})
+        self._check_size({member.extension for member in members}, numbers)
+        return super().table(columns, numbers)
 
-    def references(self) -> pa.StructArray:
-        shard = self._content.listed_as(self.url)
-        size, version = (None, None) if shard is None else (shard.size, shard.version)
-        fields = {
-            "url": self.column("__url__"),
-            "shard_size": pa.repeat(pa.scalar(size, pa.int64()), len(self)),
-            "version": pa.repeat(pa.scalar(version, pa.string()), len(self)),
-            "number": pa.array(self.numbers),
-            "key": self.column("__key__"),
-            "offset": self.column("offset"),
-            "nbytes": self.column("nbytes"),
-            "bytes": pa.array(self._carried_bytes(), pa.large_binary()),
-        }
-        return references_of_fields(len(self), fields)
-
-    def _carried_bytes(self) -> list[bytes | None]:
-        """The encoded images of a shard without random access (compressed, pipe), else None."""
-        if has_random_access(self.url):
-            return [None] * len(self)
-        return [
-            None
-            if span is None
-            or number in self._index.duplicates
-            or too_large_error(self._index, span)
-            else bytes(read_member(self._content, self._index, span))
-            for number, span in zip(self.numbers.tolist(), self.spans, strict=True)
-        ]
-
-    def column(self, name: str) -> pa.Array:
+    def column(self, name: str, numbers: np.ndarray) -> pa.Array:
+        if name in self._member_columns:
+            return self._member_column(self._member_columns[name], numbers)
         if self._sidecar is not None and name in self._sidecar:
-            return self._sidecar.column(name, self._sidecar_rows)
+            return self._sidecar.column(name, self._sidecar_rows[numbers])
         if name == "__key__":
-            return self._index.keys.take(pa.array(self.numbers))
-        if name == "offset":
-            return self._offsets()
-        if name == "nbytes":
-            return self._image("size")
-        if name in _SHAPE and self._are_measured:
-            return self._shape(name).cast(METADATA_COLUMNS[name])
-        return super().column(name)
+            return self.index.keys.take(pa.array(numbers))
+        return super().column(name, numbers)
 
     @cached_property
-    def _sidecar_rows(self) -> list[int]:
-        if self._sidecar is None or not len(self):
-            return []
-        return self._sidecar.rows_of(self.keys)
+    def _sidecar_rows(self) -> np.ndarray:
+        """The row of the sidecar for each sample of the shard; -1 if it has none."""
+        if self._sidecar is None or not len(self.numbers):
+            return self.numbers
+        return np.array(self._sidecar.rows_of(self.keys(self.numbers)), np.int64)
 
-    def _image(self, name: str) -> pa.Array:
+    def field(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
+        if name == "offset":
+            return self._offsets(member, numbers)
+        if name == "nbytes":
+            return self._image(member, "size", numbers)
+        if name in HEADERS and self._are_measured(member, numbers):
+            return self._shape(member, name, numbers).cast(METADATA_COLUMNS[name])
+        return super().field(member, name, numbers)
+
+    def _image(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
         """One field of each sample's image from the index; null if not stored."""
-        return self._index.preferred(self.extensions, name).take(pa.array(self.numbers))
+        return self.index.preferred(member.extensions, name).take(pa.array(numbers))
 
-    def _offsets(self) -> pa.Array:
-        duplicates, sparse = self._index.duplicates, self._index.sparse
+    def _spans(self, member: ImageMember, numbers: np.ndarray) -> list[Span | None]:
+        """Offset and size of each sample's image; None without an image."""
+        fields = (self._image(member, name, numbers) for name in SPAN_FIELDS)
+        return self.index.spans(*fields)
+
+    def _offsets(self, member: ImageMember, numbers: np.ndarray) -> pa.Array:
+        duplicates, sparse = self.index.duplicates, self.index.sparse
         if not (duplicates or sparse):
-            return self._image("offset")
+            return self._image(member, "offset", numbers)
         # Null for sparse members, which are not one range, and duplicates, which are ambiguous.
         offsets = [
             None if span is None or number in duplicates or span[0] in sparse else span[0]
-            for number, span in zip(self.numbers.tolist(), self.spans, strict=True)
+            for number, span in zip(numbers.tolist(), self._spans(member, numbers), strict=True)
         ]
         return pa.array(offsets, pa.int64())
 
-    @property
-    def _are_measured(self) -> bool:
-        """True if the index has the header of every image."""
-        measured, images = self._image("needs_pillow"), self._image("size")
-        return bool(measured.null_count == images.null_count)
+    def references(self, member: ImageMember, numbers: np.ndarray) -> pa.StructArray:
+        shard = self._content.listed_as(self.url)
+        size, version = (None, None) if shard is None else (shard.size, shard.version)
+        count = len(numbers)
+        fields = {
+            "url": self.column("__url__", numbers),
+            "shard_size": pa.repeat(pa.scalar(size, pa.int64()), count),
+            "version": pa.repeat(pa.scalar(version, pa.string()), count),
+            "number": pa.array(numbers),
+            "key": self.column("__key__", numbers),
+            "offset": self._offsets(member, numbers),
+            "nbytes": self._image(member, "size", numbers),
+        }
+        index, carries_all = self.index, not has_random_access(self.url)
+        if carries_all or index.sparse:
+            # What is no range of the shard, or would have to be decompressed again.
+            carried = [
+                bytes(read_member(self._content, index, span))
+                if span is not None
+                and (carries_all or span[0] in index.sparse)
+                and self._refused(number, span) is None
+                else None
+                for number, span in zip(numbers.tolist(), self._spans(member, numbers), strict=True)
+            ]
+            fields["bytes"] = pa.array(carried, pa.large_binary())
+        return references_of_fields(count, fields)
 
-    def _shape(self, name: str) -> pa.Array:
+    def _refused(self, number: int, span: Span) -> str | None:
+        """The error of an image that is not read, whatever its bytes are."""
+        if duplicates := self.index.duplicates.get(number):
+            return duplicate_error(duplicates)
+        return too_large_error(self.index, span)
+
+    def _are_measured(self, member: ImageMember, numbers: np.ndarray) -> bool:
+        """True if the index has the header of every image."""
+        measured = self._image(member, "needs_pillow", numbers)
+        return bool(measured.null_count == self._image(member, "size", numbers).null_count)
+
+    def _shape(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
         """A header column from the index: `header_of`, vectorized."""
         if name == "format":
-            return self._image(name)
-        height, width = self._image("height"), self._image("width")
+            return self._image(member, name, numbers)
+        height, width = (self._image(member, edge, numbers) for edge in ("height", "width"))
         valid = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
         if name == "channels":
-            column = self._image(name)
+            column = self._image(member, name, numbers)
         else:
-            swapped = pc.is_in(self._image("orientation"), pa.array(SWAPPED, pa.int8()))
+            orientation = self._image(member, "orientation", numbers)
+            swapped = pc.is_in(orientation, pa.array(SWAPPED, pa.int8()))
             one, other = (height, width) if name == "height" else (width, height)
             column = pc.if_else(swapped, other, one)
         return pc.if_else(valid, column, pa.scalar(None, column.type))
 
-    def _stored_headers(self) -> list[Header | None]:
+    def _read_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header]:
+        spans, decoding = self._spans(member, numbers), member.decoding
+        stored = self._stored_headers(member, numbers)
+        self._prefetch(
+            span and (span[0], min(span[1], HEAD))
+            for span, header in zip(spans, stored, strict=True)
+            if header is None
+        )
+
+        def header_of_row(number: int, span: Span | None, header: Header | None) -> Header:
+            if span is None:
+                return NO_MEMBER
+            error = self._refused(number, span)
+            if header is None and error is not None and span[0] in self.index.sparse:
+                return NO_MEMBER._replace(error=error)
+            if header is None:
+                header = decoding.read_header(open_member(self._content, self.index, span))
+            return header if error is None or header.error else header._replace(error=error)
+
+        return list(map(header_of_row, numbers.tolist(), spans, stored))
+
+    def _stored_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header | None]:
         """The headers from the index; None for images without one there."""
-        measured = self._image("needs_pillow")
-        if measured.null_count == len(self):
-            return [None] * len(self)
-        fields = (self._image(name).to_pylist() for name in _STORED)
+        measured = self._image(member, "needs_pillow", numbers)
+        if measured.null_count == len(numbers):
+            return [None] * len(numbers)
+        fields = (self._image(member, name, numbers).to_pylist() for name in _STORED)
+        decoding = member.decoding
         return [
             None
             if needs_pillow is None
-            else self._decoding.validated(
-                header_of(stored[0], StoredHeader(*stored[1:]), self._decoding.max_pixels)
+            else decoding.validated(
+                header_of(stored[0], StoredHeader(*stored[1:]), decoding.max_pixels)
             )
             for needs_pillow, *stored in zip(measured.to_pylist(), *fields, strict=True)
         ]
 
-    def _header(self, number: int, span: Span | None) -> Header:
-        if span is None:
-            return NO_MEMBER
-        if error := too_large_error(self._index, span):
-            return Header(None, None, None, None, error, True)
-        return self._decoding.read_header(open_member(self._content, self._index, span))
+    def _reader(
+        self, member: ImageMember, numbers: np.ndarray
+    ) -> tuple[Callable[[int], Any], Callable[[], None]]:
+        spans = self._spans(member, numbers)
 
-    def _if_unique(self, header: Header, number: int) -> Header:
-        if header.error is None and (duplicates := self._index.duplicates.get(number)):
-            return header._replace(error=duplicate_error(duplicates))
-        return header
+        def read(row: int) -> Any:
+            span = spans[row]
+            return None if span is None else read_member(self._content, self.index, span)
 
-    def _prefetch_heads(self, spans: Iterable[Span | None]) -> None:
-        self._prefetch(span and (span[0], min(span[1], HEAD)) for span in spans)
+        return read, functools.partial(self._prefetch_images, spans)
+
+    def opened(self, member: ImageMember, numbers: np.ndarray) -> Iterator[Any]:
+        """The encoded image of each row, read lazily by slices; empty without an image."""
+        for span in self._spans(member, numbers):
+            yield open_member(self._content, self.index, span or (0, 0))
+
+    def _prefetch_images(self, spans: Sequence[Span | None]) -> None:
+        """Prefetch images; if they lie densely, the whole range at once."""
+        self._prefetch(spans)
+        present = [span for span in spans if span is not None]
+        if present and not self.index.sparse:
+            start, stop = min(present)[0], max(offset + size for offset, size in present)
+            wanted = sum(size for _, size in present)
+            if max(_LEAST_WHOLE, _DENSE * (stop - start)) <= wanted:
+                self._content.prefetch_into(start, stop, encoded_memory)
 
     def _prefetch(self, spans: Iterable[Span | None]) -> None:
-        sparse = self._index.sparse
+        sparse = self.index.sparse
         ranges = (span for span in spans if span is not None and span[0] not in sparse)
         self._content.prefetch((offset, offset + size) for offset, size in ranges)
 
-    def _member_spans(self, extension: str) -> list[Span | None]:
+    def _member_spans(self, extension: str, numbers: np.ndarray) -> list[Span | None]:
         """Offset and size of each sample's member with this extension; None without one."""
-        return self._index.spans(*(self._member_field(extension, name) for name in SPAN_FIELDS))
+        fields = (self._member_field(extension, name, numbers) for name in SPAN_FIELDS)
+        return self.index.spans(*fields)
 
-    def _member_field(self, extension: str, name: str) -> pa.Array:
-        return self._index.column(extension, name).take(pa.array(self.numbers))
+    def _member_field(self, extension: str, name: str, numbers: np.ndarray) -> pa.Array:
+        return self.index.column(extension, name).take(pa.array(numbers))
 
-    def _check_size(self, members: Mapping[str, Sequence[Span | None]]) -> None:
+    def _check_size(self, extensions: Iterable[str], numbers: np.ndarray) -> None:
         """Raise `PartitionTooLargeError`, before any member is read, if they don't fit together."""
-        limit = self._max_member_bytes
-        nbytes = {
-            extension: sum(span[1] for span in spans if span is not None and span[1] <= limit)
-            for extension, spans in members.items()
-        }
-        if nbytes and sum(nbytes.values()) > (largest := self._get_backend().largest_partition):
+        limit = self.options.max_member_bytes
+        nbytes: dict[str, int] = {}
+        for extension in extensions:
+            sizes = self._member_field(extension, "size", numbers)
+            small = sizes.filter(pc.less_equal(sizes, limit))
+            nbytes[extension] = pc.sum(small).as_py() or 0
+        total, largest = sum(nbytes.values()), self.options.get_backend().largest_partition
+        if total > largest:
             most = max(nbytes, key=nbytes.__getitem__)
             raise PartitionTooLargeError(
-                f"the members of samples {self.numbers[0]}-{self.numbers[-1]} of {self.url} are "
-                f"{sum(nbytes.values()) / 1e9:.1f} GB, most of them of {most!r}, and one partition "
+                f"the members of samples {numbers[0]}-{numbers[-1]} of {self.url} are "
+                f"{total / 1e9:.1f} GB, most of them of {most!r}, and one partition "
                 f"holds at most {largest / 1e9:.1f} GB here. Leave that column out, pass "
                 'partition_size="64 MiB" to split shards into more parts, or max_member_bytes= to '
                 "replace large members by nulls"
             )
 
-    def _member_column(self, member: MemberColumn, spans: Sequence[Span | None]) -> pa.Array:
+    def _member_column(self, column: MemberColumn, numbers: np.ndarray) -> pa.Array:
         """The column of a member: contents from index or shard, converted to its type."""
-        limit = self._max_member_bytes
-        contents = self._member_field(member.extension, "content").to_pylist()
+        limit = self.options.max_member_bytes
+        spans = self._member_spans(column.extension, numbers)
+        contents = self._member_field(column.extension, "content", numbers).to_pylist()
         too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
         to_read = [
             (row, span)
@@ -334,74 +317,59 @@ class SampleRows(ImageRows):
             contents[row] = None
         self._prefetch(span for _, span in to_read)
         for row, span in to_read:
-            contents[row] = bytes(read_member(self._content, self._index, span))
-        array, misfits = convert(contents, member.type, member.path)
+            contents[row] = bytes(read_member(self._content, self.index, span))
+        array, misfits = convert(contents, column.type, column.path)
         advice = "ask for another type with members= or json_fields="
-        if misfits and is_array_type(member.type) and member.path is None:
-            advice = type_advice(contents[misfits[0]] or b"", member.type) or advice
-        is_text = member.type == pa.string() and member.path is None
+        if misfits and is_array_type(column.type) and column.path is None:
+            advice = type_advice(contents[misfits[0]] or b"", column.type) or advice
+        is_text = column.type == pa.string() and column.path is None
         if is_text:
-            advice = f"members={{..., {member.extension!r}: 'binary'}} keeps their bytes"
-        problem = "not UTF-8" if is_text else f"not {type_name(member.type)}"
-        self._warn_of_nulls(member, misfits, problem, advice)
-        problem = f"larger than max_member_bytes={limit:,}"
-        self._warn_of_nulls(member, too_large, problem, "pass a larger one to have them")
+            advice = f"members={{..., {column.extension!r}: 'binary'}} keeps their bytes"
+        problem = "not UTF-8" if is_text else f"not {type_name(column.type)}"
+        larger = f"larger than max_member_bytes={limit:,}"
+        for rows, what, do in (
+            (misfits, problem, advice),
+            (too_large, larger, "pass a larger one to have them"),
+        ):
+            if rows:
+                (key,) = self.keys(numbers[rows[:1]])
+                warn_user(
+                    f"{self.url}: {len(rows)} of {len(numbers)} values of {column.column!r} are "
+                    f"{what} and became null, first that of {key!r}; {do}"
+                )
         return array
 
-    def _warn_of_nulls(
-        self, member: MemberColumn, rows: Sequence[int], problem: str, advice: str
-    ) -> None:
-        if rows:
-            warn_user(
-                f"{self.url}: {len(rows)} of {len(self)} values of {member.column!r} are "
-                f"{problem} and became null, first that of {self.keys[rows[0]]!r}; {advice}"
-            )
+
+# URL → open version and index of the shards that were scanned last in this process.
+_scanned: dict[str, tuple[Shard, ShardIndex]] = {}
+_MOST_SCANNED = 4
 
 
-@dataclass(frozen=True, slots=True)
-class HandedOver:
-    """The index of a scanned shard, and the shard as it was listed just before the scan."""
+def scanned_index(url: str) -> tuple[Shard, ShardIndex] | None:
+    """Version and index of a shard that was scanned a moment ago in this process.
 
-    shard: Shard
-    index: ShardIndex
-
-
-_of_thread = threading.local()
+    None also for a shard with members that are no range of it.
+    """
+    return _scanned.get(url)
 
 
-def hand_over(index: HandedOver) -> None:
-    """Keep an index for the next step of the task in this thread, in place of an earlier one."""
-    _of_thread.index = index
-
-
-def handed_over_index() -> HandedOver | None:
-    """The index that an earlier step of the task handed over; it is given once."""
-    index: HandedOver | None = getattr(_of_thread, "index", None)
-    _of_thread.index = None
-    return index
-
-
-# A shard is read as a whole if of its first ``_HEAD`` bytes at least ``_LEAST_SEEN`` are complete
-# members, of which at most ``_MOST_UNUSED`` are bytes that the query does not need.
-_HEAD, _LEAST_SEEN, _MOST_UNUSED = 4 << 20, 0.5, 0.25
+def _remember(shard: Shard, index: ShardIndex) -> None:
+    _scanned.pop(shard.url, None)
+    _scanned[shard.url] = shard, index
+    for oldest in list(_scanned)[:-_MOST_SCANNED]:
+        _scanned.pop(oldest, None)
 
 
 @contextmanager
-def open_rows(
+def open_samples(
     shard: Shard,
     index: IndexFile | None,
     options: ReadOptions,
-    member_columns: Sequence[MemberColumn],
-    sidecar: Sidecar,
-    warn: bool,
-    hands_over: bool,
-    whole: Sequence[ImageMember],
+    member_columns: Sequence[MemberColumn] = (),
+    sidecar: Sidecar | None = None,
+    warn: bool = False,
 ) -> Iterator[SampleRows]:
-    """Open all samples of the listed version of a shard; ``warn`` of an index that is not used.
-
-    ``hands_over`` keeps what a header scan finds for the next step of the task, if each member is
-    one range of the shard. ``whole`` are the image columns of which every image will be read.
-    """
+    """Open all samples of the listed version of a shard; ``warn`` of an index that is not used."""
     url, storage_options = shard.url, options.storage_options
     with ExitStack() as opened:
         stored = known_samples(opened, index, storage_options, warn)
@@ -409,44 +377,15 @@ def open_rows(
             late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
             yield SampleRows(url, late, stored, options, member_columns, sidecar)
             return
-        # As a lookup of this one shard tells its version, which an export compares: a listing of
-        # a folder may tell another.
-        alone = find_shards(url, storage_options)[0] if hands_over else None
         content = opened.enter_context(open_shard(url, storage_options, shard))
-        if whole:
-            needed = functools.partial(_memory_if_needed, content, url, whole, member_columns)
-            content.prefetch_into(0, len(content), needed)
         scanned = index_tar(content, url)
-        in_memory, reader = content.in_memory(), content
+        version, in_memory, reader = content.listed_as(url), content.in_memory(), content
         if len(in_memory) == len(content):
-            reader = MemoryReader(in_memory, content.listed_as(url))
+            reader = MemoryReader(in_memory, version)
         yield SampleRows(url, reader, scanned, options, member_columns, sidecar)
-        is_plain = alone is not None and len(content) == alone.size and not scanned.sparse
     # Only now: closing the shard raises if it changed.
-    if alone is not None and is_plain:
-        hand_over(HandedOver(alone, scanned))
-
-
-def _memory_if_needed(
-    content: ByteReader,
-    url: str,
-    images: Sequence[ImageMember],
-    member_columns: Sequence[MemberColumn],
-    nbytes: int,
-) -> Any:
-    """Memory for a whole shard; None if its first bytes show that much of it is not needed."""
-    head = bytes(content[:_HEAD])
-    index, _ = index_head(head, url)
-    seen = unused = 0
-    for sample in index.samples:
-        wanted = {image_member(sample, image.extensions) for image in images}
-        wanted.update(member.extension for member in member_columns)
-        for extension, (offset, size) in sample.members.items():
-            seen = max(seen, offset + size)
-            unused += 0 if extension in wanted else size
-    if index.sparse or seen < _LEAST_SEEN * len(head) or unused > _MOST_UNUSED * seen:
-        return None
-    return encoded_memory(nbytes)
+    if version is not None and not scanned.sparse:
+        _remember(version, scanned)
 
 
 def known_samples(
@@ -491,4 +430,62 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
             "leave out index=True"
         ) from error
     if warn:
-        warn_of_unusable(error, index)
+        # Names the worker: others may be able to use it.
+        warn_user(
+            f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
+            f"{this_worker()}"
+        )
+
+
+# Folders of shards with links, and extensions without a column, that were warned about already:
+# once per process, not once per shard.
+_warned_links: set[str] = set()
+_warned_extensions: set[str] = set()
+
+
+def warn_of_shard(rows: SampleRows, known_extensions: frozenset[str] | None) -> None:
+    """Warn of what is lost of a shard: behind a damage, links, members that have no column.
+
+    Not of members, if ``known_extensions`` is None.
+    """
+    url, index = rows.url, rows.index
+    if (damage := index.damage) is not None:
+        warn_user(
+            f"{url} is damaged at byte {damage.offset}: {damage.reason}. "
+            f"The {len(index)} samples before it are read, what follows is lost"
+        )
+    links = [index.skipped[code] for code in LINKS if code in index.skipped]
+    folder = url.rpartition("/")[0]
+    if links and folder not in _warned_links:
+        _warned_links.add(folder)
+        warn_user(
+            f"{url}: links are not followed, {sum(link.number for link in links)} here, first "
+            f"{links[0].first!r}: symbolic links, or hard links to no file before them in the "
+            "shard. These members are missing; pack the files themselves (tar --dereference)"
+        )
+    if known_extensions is None:
+        return
+    image, *others = rows.options.images
+    known = known_extensions.union(*(member.extensions for member in others))
+    late = set(index.not_preferred(image.extensions)) - known
+    new = sorted(late - _warned_extensions - {""})
+    if new:
+        _warned_extensions.update(new)
+        few = ", ".join(map(repr, new[:3]))
+        more = f" and {len(new) - 3} more" if len(new) > 3 else ""
+        warn_user(
+            f"{url} has members with extensions that have no column: {few}{more}"
+            f"{first_dot_hint(new)}. They are left out; to have them as a column, pass "
+            f"members={{..., {new[0]!r}: 'string'}} (or 'binary', 'int64' ...)"
+        )
+
+
+def first_dot_hint(extensions: Iterable[str], least_dots: int = 1) -> str:
+    """A sentence on keys for extensions with dots, a part of which may be meant for the key."""
+    for extension in extensions:
+        if extension.count(".") >= least_dots:
+            return (
+                f". A key ends at the first dot of the file name: 'name.{extension}' is the member "
+                f"{extension!r} of 'name'"
+            )
+    return ""

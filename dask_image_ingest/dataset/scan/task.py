@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -14,38 +13,26 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.decode_rows import (
-    ColumnDecode,
-    FusedDecode,
-    check_size,
-    decode_first_rows,
-    decode_rows,
-    kept_rows,
-)
+from dask_image_ingest.dataset.scan.decode_rows import FusedDecode, decode_rows, logger
 from dask_image_ingest.dataset.scan.file_rows import FileRows
-from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns, ParquetRows
+from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns, ParquetRows, Sidecar
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
 from dask_image_ingest.dataset.scan.rows import ImageRows
-from dask_image_ingest.dataset.scan.samples import SampleRows, give_up, open_rows
-from dask_image_ingest.dataset.scan.sidecar import Sidecar
+from dask_image_ingest.dataset.scan.samples import (
+    SampleRows,
+    give_up,
+    open_samples,
+    warn_of_shard,
+)
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
     FileColumn,
     ImageMember,
     MemberColumn,
 )
-from dask_image_ingest.dataset.warning import (
-    warn_of_damage,
-    warn_of_late_members,
-    warn_of_links,
-    warn_of_skipped,
-)
-from dask_image_ingest.decode import Pixels
+from dask_image_ingest.decode import EncodedImages
 from dask_image_ingest.environment import own_version, refuse_other_version
-from dask_image_ingest.errors import (
-    ShardError,
-    ShardNotFoundError,
-)
+from dask_image_ingest.errors import ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import ShardIndex
@@ -73,8 +60,6 @@ class ScanSpec:
         Extensions not warned about; None disables warnings.
     decode
         The decode in the same task. Without one, image columns hold references.
-    hands_over
-        Whether to keep the index of the shard for a later step of the same task, an export.
     version
         Version of this package in the process that made the task.
     """
@@ -88,7 +73,6 @@ class ScanSpec:
     errors: frozenset[str]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
-    hands_over: bool = False
     version: str = field(default_factory=own_version)
 
 
@@ -123,36 +107,16 @@ def read_partition(partition: Partition, spec: ScanSpec) -> Any:
             break
     if not parts:
         parts.append(_no_rows(partition[0], spec))
-    return concat(parts) if spec.decode is not None else _concat_metadata(parts).frame(spec)
-
-
-@dataclass(frozen=True, slots=True)
-class Metadata:
-    """Rows without pixels: a table, and the index label of each row, shape (n,), int64."""
-
-    table: pa.Table
-    labels: np.ndarray
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def frame(self, spec: ScanSpec) -> Any:
-        """A dataframe of the rows."""
-        return spec.options.get_backend().frame(self.table, self.labels, None)
-
-
-def _concat_metadata(shards: Sequence[Metadata]) -> Metadata:
-    """Concatenate tables, not frames: making a small frame takes longer than its scan."""
-    labels = np.concatenate([shard.labels for shard in shards])
-    return Metadata(pa.concat_tables(shard.table for shard in shards), labels)
+    # Of tables, not of frames: making a small frame takes longer than its scan.
+    return _frame(pa.concat_tables(parts), spec) if spec.decode is None else concat(parts)
 
 
 def _remaining(limit: int | None, rows: int) -> int | None:
     return None if limit is None else limit - rows
 
 
-# The rows of a split (`Metadata`, a frame if decoded, None if no row remains), and the number of
-# rows that the scan kept, before a decode dropped any.
+# The rows of a split (a table; a frame if decoded; None if no row remains), and the number of rows
+# that the scan kept, before a decode dropped any.
 _Read: TypeAlias = tuple[Any, int]
 
 
@@ -160,26 +124,30 @@ def _read_unit(unit: Partition, spec: ScanSpec) -> _Read:
     """Read the files of a partition of image files, or else its one split."""
     options = spec.options
     if options.root is not None:
-        return _read_rows(FileRows(unit, options), spec)
+        files = FileRows(unit, options)
+        return _read_rows(files, files.numbers, spec)
     (split,) = unit
     try:
         return _read_table(split, spec) if options.is_table else _read_shard(split, spec)
     except (ShardError, ShardNotFoundError) as error:
         if options.shard_errors == "raise":
             raise
-        warn_of_skipped(error)  # of each part: it may have changed since an earlier one was read
+        # Of each part: it may have changed since an earlier one was read.
+        logger.warning("skipped: %s", error)
+        warn_user(f"skipped: {error}")
         return None, 0
 
 
 def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
-    """An empty frame of the right dtypes."""
+    """An empty table or frame of the right dtypes."""
+    rows: ImageRows
     if spec.options.root is not None:
-        return _materialize(FileRows((), spec.options), spec)
-    sidecar = Sidecar(None, spec.sidecar, spec.options, ExitStack())
-    empty = SampleRows(
-        split.url, MemoryReader(b""), ShardIndex(), spec.options, spec.member_columns, sidecar
-    )
-    return _materialize(empty, spec)
+        rows = FileRows((), spec.options)
+    else:
+        sidecar = Sidecar(None, spec.sidecar, spec.options, ExitStack())
+        nothing = MemoryReader(b""), ShardIndex()
+        rows = SampleRows(split.url, *nothing, spec.options, spec.member_columns, sidecar)
+    return _materialize(rows, rows.numbers, spec)
 
 
 def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
@@ -189,7 +157,7 @@ def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
             return None, 0
         rows = ParquetRows(columns, spec.options)
         rows.first_label = split.first_label
-        return _read_rows(rows.part(split.part, split.parts), spec)
+        return _read_rows(rows, rows.part(split.part, split.parts), spec)
 
 
 def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
@@ -209,160 +177,91 @@ def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
 
 
 def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
-    decode = spec.decode
-    all_rows = split.parts == 1 and not spec.filters and spec.limit is None
-    whole: Sequence[ImageMember] = ()
-    if all_rows and decode is not None and decode.steps is None and decode.limit is None:
-        whole = [_member_of(each.image, spec) for each in decode.images]
-    with open_rows(
-        split.shard,
-        split.index,
-        spec.options,
-        spec.member_columns,
-        sidecar,
-        warn=not split.part,
-        hands_over=spec.hands_over,
-        whole=whole,
+    is_first = not split.part
+    with open_samples(
+        split.shard, split.index, spec.options, spec.member_columns, sidecar, is_first
     ) as rows:
         rows.first_label = split.first_label
-        if not split.part:  # once per shard, not once per part
-            _warn(rows, spec)
-        return _read_rows(rows.part(split.part, split.parts), spec)
+        if is_first:  # once per shard, not once per part
+            warn_of_shard(rows, spec.known_extensions)
+        return _read_rows(rows, rows.part(split.part, split.parts), spec)
 
 
-def _read_rows(rows: ImageRows, spec: ScanSpec) -> _Read:
-    rows = rows.keep(spec.filters)
-    rows = rows.take(range(len(rows))[: spec.limit])
-    if not len(rows):
+def _read_rows(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> _Read:
+    numbers = rows.keep(numbers, spec.filters)[: spec.limit]
+    if not len(numbers):
         return None, 0
-    return _materialize(rows, spec), len(rows)
+    return _materialize(rows, numbers, spec), len(numbers)
 
 
-def _warn(rows: SampleRows, spec: ScanSpec) -> None:
-    warn_of_damage(rows.url, rows.damage, len(rows))
-    warn_of_links(rows.url, rows.skipped)
-    if spec.known_extensions is not None:
-        warn_of_late_members(rows.url, rows.other_kinds(spec.known_extensions))
-
-
-def _materialize(rows: ImageRows, spec: ScanSpec) -> Any:
-    """The rows decoded, as a frame; without a decode, as `Metadata`."""
+def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
+    """These rows as a table with references; with a decode, as a frame with pixels."""
     decode = spec.decode
     if decode is None:
-        return _metadata(rows, spec, frozenset())
-    decoded = frozenset(name for each in decode.images for name in each.columns)
-    images = {each.column for each in spec.options.images}
-    decodable = (images | spec.errors).intersection(spec.columns)
-    if decode.steps is None and decode.limit is None and decoded >= decodable:
-        return _decode_all(rows, spec, decode, decoded)
-    frame = _metadata(rows, spec, decoded, decode.passed_on).frame(spec)
+        return _table(rows, numbers, spec)
+    if decode.is_plain:  # all images of these rows will be decoded
+        for column in decode.images:
+            rows.expect(_member_of(column.image, spec), numbers)
+    frame = _frame(_table(rows, numbers, spec), spec)
     frame = frame if decode.steps is None else decode.steps(frame)
-    decode_frame = functools.partial(_decode_positions, rows, spec, decode)
-    return decode_first_rows(frame, decode_frame, decode.limit)
+    open_images = functools.partial(_open_images, rows, spec)
+    frame = decode_rows(frame, decode.images, open_images, decode.only, decode.limit)
+    columns = list(decode.columns)
+    return frame if list(frame.columns) == columns else frame[columns]
 
 
-def _metadata(
-    rows: ImageRows, spec: ScanSpec, decoded: frozenset[str], later: Sequence[str] = ()
-) -> Metadata:
-    """Rows without pixels: image columns hold references, or row positions if ``decoded`` next.
+# A column of labels in the table of a split; no column of a collection has this name.
+_LABEL = "\0label"
 
-    The header columns ``later`` are null.
+
+def _frame(table: pa.Table, spec: ScanSpec) -> Any:
+    labels = table.column(_LABEL).to_numpy()
+    return spec.options.get_backend().frame(table.drop_columns([_LABEL]), labels, None)
+
+
+def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
+    """Rows without pixels: image columns hold references, or numbers of rows if decoded next.
+
+    Errors, and header columns that are filled in with the images, are null.
     """
-    placeholders: dict[str, Callable[[], pa.Array]] = {
-        name: functools.partial(pa.nulls, len(rows), METADATA_COLUMNS[name]) for name in later
-    }
-    no_errors = functools.partial(pa.nulls, len(rows), pa.string())
-    placeholders |= dict.fromkeys(spec.errors, no_errors)
-    positions = functools.partial(pa.array, np.arange(len(rows)))
-    for image in spec.options.images:
+    decode, images = spec.decode, spec.options.images
+    decoded = set() if decode is None else {n for column in decode.images for n in column.columns}
+    passed_on = () if decode is None else decode.passed_on
+    nulls = dict.fromkeys(spec.errors, pa.string()) | {n: METADATA_COLUMNS[n] for n in passed_on}
+    members = {member.column: member for member in images}
+    table = rows.table([n for n in spec.columns if n not in nulls and n not in members], numbers)
+    for place, name in enumerate(spec.columns):
+        if name in nulls:
+            column: pa.Array = pa.nulls(len(numbers), nulls[name])
+        elif name not in members:
+            continue
         # The only image column counts whatever its name: it may be renamed before the decode.
-        is_next = image.column in decoded or (decoded and len(spec.options.images) == 1)
-        placeholders[image.column] = positions if is_next else rows.of(image).references
-    table = rows.table([name for name in spec.columns if name not in placeholders])
-    for position, name in enumerate(spec.columns):
-        if name in placeholders:
-            table = table.add_column(position, name, placeholders[name]())
-    return Metadata(table, rows.labels)
+        elif name in decoded or (decoded and len(images) == 1):
+            column = pa.array(numbers)
+        else:
+            column = rows.references(members[name], numbers)
+        table = table.add_column(place, name, column)
+    return table.append_column(_LABEL, pa.array(rows.labels(numbers)))
 
 
 def _member_of(image: Any, spec: ScanSpec) -> ImageMember:
     """The member of an image column; of an only one by any name."""
     members = spec.options.images
-    return next((each for each in members if each.column == image), members[0])
+    return next((member for member in members if member.column == image), members[0])
 
 
-def _decode_all(
-    rows: ImageRows, spec: ScanSpec, decode: FusedDecode, decoded: frozenset[str]
-) -> Any:
-    """Decode all rows, and make the table of metadata meanwhile."""
-    make_metadata = functools.cache(lambda: _metadata(rows, spec, decoded))
-    image_rows = [(each, rows.of(_member_of(each.image, spec))) for each in decode.images]
-    pixels_per_image = _decode(spec, image_rows, make_metadata)
-    metadata = make_metadata()
-    kept = kept_rows(pixels_per_image, decode.only)
-    if kept is not None:
-        metadata = Metadata(metadata.table.take(kept), metadata.labels[kept])
-        pixels_per_image = [pixels.take(kept) for pixels in pixels_per_image]
-    frame = metadata.frame(spec)
-    for each, pixels in zip(decode.images, pixels_per_image, strict=True):
-        frame = each.into(frame, pixels)
-    return _in_order(frame, decode)
-
-
-def _in_order(frame: Any, decode: FusedDecode) -> Any:
-    """The frame with its columns in the order of the result."""
-    columns = list(decode.columns)
-    return frame if list(frame.columns) == columns else frame[columns]
-
-
-def _decode_positions(rows: ImageRows, spec: ScanSpec, decode: FusedDecode, frame: Any) -> Any:
-    """Decode the images of ``rows`` at the positions that the image columns of ``frame`` hold."""
+def _open_images(rows: ImageRows, spec: ScanSpec, frame: Any) -> tuple[Any, list[EncodedImages]]:
+    """The images of a frame whose image columns hold numbers of rows; fills header columns in."""
+    assert spec.decode is not None
     backend = spec.options.get_backend()
-    image_rows = []
-    for each in decode.images:
-        positions = np.asarray(backend.host(backend.values(frame[each.image])), np.int64)
-        image_rows.append((each, rows.of(_member_of(each.image, spec)).take(positions)))
-    pixels_per_image = _decode(spec, image_rows)
-    kept = kept_rows(pixels_per_image, decode.only)
-    if kept is not None:
-        frame = frame.iloc[kept]
-        image_rows = [(each, taken.take(kept)) for each, taken in image_rows]
-        pixels_per_image = [pixels.take(kept) for pixels in pixels_per_image]
-    for each, pixels in zip(decode.images, pixels_per_image, strict=True):
-        frame = each.into(frame, pixels)
-    for name in decode.passed_on:
+    encoded = []
+    for column in spec.decode.images:
+        numbers = np.asarray(backend.host(backend.values(frame[column.image])), np.int64)
+        encoded.append(rows.images(_member_of(column.image, spec), numbers))
+    for name in spec.decode.passed_on:  # of a single image column
         if name in frame.columns:
-            column = image_rows[0][1].column(name)
-            present = column.drop_null()
-            values = present.to_pylist() if name == "format" else present.to_numpy()
-            with_value = np.flatnonzero(column.is_valid()).tolist()
-            frame = backend.with_columns(frame, {name: (values, column.type)}, with_value)
-    return _in_order(frame, decode)
-
-
-def _decode(
-    spec: ScanSpec,
-    image_rows: Sequence[tuple[ColumnDecode, ImageRows]],
-    meanwhile: Callable[[], Any] | None = None,
-) -> list[Pixels]:
-    """Decode each image column, after a check that together they fit into a partition."""
-    backend = spec.options.get_backend()
-    first = image_rows[0][1]
-    numbers = first.numbers
-    what = f"samples {numbers[0]}-{numbers[-1]} of {first.url}" if len(numbers) else ""
-    for _, rows in image_rows:
-        rows.expect_images()
-    sizes = (map(i.decoding.nbytes, rows.headers) for i, rows in image_rows if i.pixels)
-    if len(image_rows) > 1:
-        check_size(what, sum(map(sum, sizes)), backend.largest_partition)
-    return [
-        decode_rows(
-            rows.encoded_images,
-            images,
-            backend,
-            what=what,
-            fetch=rows.prefetch_images,
-            meanwhile=meanwhile,
-        )
-        for images, rows in image_rows
-    ]
+            values = rows.column(name, numbers)
+            present, where = values.drop_null(), np.flatnonzero(values.is_valid()).tolist()
+            new = present.to_pylist() if name == "format" else present.to_numpy()
+            frame = backend.with_columns(frame, {name: (new, values.type)}, where)
+    return frame, encoded

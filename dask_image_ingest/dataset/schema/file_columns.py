@@ -1,4 +1,7 @@
-"""Sidecars: find the parquet files beside shards, and the columns that they add."""
+"""Columns of parquet files: those of sidecars beside shards, and encoded images.
+
+Encoded images are bytes, or structs of bytes and path as Hugging Face has them.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,28 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dataset.schema.coerce import is_supported
 from dask_image_ingest.dataset.schema.columns import METADATA_COLUMNS, FileColumn
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
-from dask_image_ingest.frames import Backend, is_list, is_text, tensor_type
+from dask_image_ingest.frames import (
+    Backend,
+    bytes_of,
+    is_byte_list,
+    is_bytes,
+    is_list,
+    is_text,
+    tensor_type,
+)
 from dask_image_ingest.storage import (
     Listings,
     NotParquetError,
     Shard,
     find_beside,
-    find_listed,
     open_parquet,
 )
 
@@ -31,7 +43,7 @@ _MOST_UNREADABLE = 10
 _KEYS = ("__key__", "key")
 
 
-def check_sidecar(sidecar: Any) -> None:
+def check_sidecar(sidecar: object) -> None:
     """Raise `ArgumentError` for an unknown ``sidecar=``."""
     if sidecar is not None and sidecar is not False:
         check_choice("sidecar", sidecar, ("parquet", "auto"))
@@ -45,7 +57,7 @@ def with_sidecars(
 ) -> list[Shard]:
     """Find the sidecar of each shard. Listings of folders are added to ``listings``.
 
-    ``"auto"`` takes what one listing of each folder shows, and asks for no single file.
+    ``"auto"`` takes what one listing of each folder shows; files of a few shards are asked for.
 
     Raises
     ------
@@ -54,8 +66,8 @@ def with_sidecars(
     """
     if not sidecar:
         return list(shards)
-    find = find_beside if sidecar == "parquet" else find_listed
-    files = find(shards, ".parquet", storage_options, listings)
+    only_listed = sidecar == "auto"
+    files = find_beside(shards, ".parquet", storage_options, listings, only_listed)
     pairs = [*zip(shards, files, strict=True)]
     without = [shard.url for shard, file in pairs if file is None]
     if without and sidecar == "parquet":
@@ -192,3 +204,54 @@ def plain_type(type_: pa.DataType) -> pa.DataType | None:
         value = plain_type(type_.value_type)
         return None if value is None else pa.list_(value)
     return type_ if is_supported(type_) else None
+
+
+# --- encoded images -------------------------------------------------------------------------------
+
+
+def check_encoded_type(type_: pa.DataType) -> None:
+    """Raise `TypeError` for a type that can't hold encoded images."""
+    if pa.types.is_struct(type_):
+        if "bytes" not in type_.names:
+            raise TypeError(f"{type_} has no field 'bytes'")
+        type_ = type_.field("bytes").type
+    if pa.types.is_dictionary(type_):
+        type_ = type_.value_type
+    kinds = (is_bytes, pa.types.is_binary_view, pa.types.is_null, is_byte_list)
+    if not any(kind(type_) for kind in kinds):
+        raise TypeError(f"it is of type {type_}")
+
+
+def encoded_bytes(array: pa.Array) -> pa.LargeBinaryArray:
+    """The bytes of encoded images, without a copy unless they are a dictionary."""
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, "bytes")
+    if pa.types.is_dictionary(array.type):
+        array = array.dictionary_decode()
+    if is_byte_list(array.type):
+        array = bytes_of(_without_gaps(array))
+    return array.cast(pa.large_binary())
+
+
+def _without_gaps(lists: pa.Array) -> pa.Array:
+    """Lists of bytes, null where nulls are among the bytes: such a row has no image."""
+    gaps = np.flatnonzero(lists.values.is_null().to_numpy(zero_copy_only=False))
+    if not len(gaps):
+        return lists
+    rows = np.searchsorted(lists.offsets.to_numpy(), gaps, "right") - 1
+    is_whole = np.ones(len(lists), bool)
+    is_whole[rows[(rows >= 0) & (rows < len(lists))]] = False
+    return pc.if_else(pa.array(is_whole), lists, pa.scalar(None, lists.type))
+
+
+def encoded_views(array: pa.Array) -> list[memoryview | None]:
+    """Views of encoded images; those that a dictionary repeats share its one value."""
+    if pa.types.is_struct(array.type):
+        array = pc.struct_field(array, "bytes")
+    if pa.types.is_dictionary(array.type):
+        values = encoded_views(array.dictionary)
+        return [None if index is None else values[index] for index in array.indices.to_pylist()]
+    return [
+        memoryview(value.as_buffer()).cast("B") if value.is_valid else None
+        for value in encoded_bytes(array)
+    ]

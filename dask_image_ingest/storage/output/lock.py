@@ -1,13 +1,12 @@
 """Lock of an output folder: one writer at a time.
 
-On a local file system, ``flock``: the kernel releases it when the process ends. Elsewhere, a lease:
-a writer creates a record and renews it. A record that is not renewed is taken over by
-``resume=True`` or ``overwrite=True`` after watching it for a while.
+On a local file system, ``flock``: the kernel releases it when the process ends. Elsewhere, a record
+that its writer creates if there is none. ``resume=True`` and ``overwrite=True`` take over what is
+there, as of a writer that was killed.
 
 Tasks may outlive their writer, on a cluster that goes on without its client. So each run has a
-random id, stored in the folder, and a task commits no file once another id is there. A writer that
-was suspended, as on a closed laptop, checks that the record is its own before it removes or
-replaces anything.
+random id, stored in the folder, and a task commits no file once another id is there. A writer whose
+record was taken over finds out before it removes or replaces anything.
 """
 
 from __future__ import annotations
@@ -15,21 +14,16 @@ from __future__ import annotations
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
-import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from functools import partial
-from typing import Any
 
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.storage.output.local_store import LocalStore
 from dask_image_ingest.storage.output.store import (
     STAGING,
+    LocalStore,
     OutputStore,
     parsed,
     translate_write_errors,
@@ -45,14 +39,7 @@ RUN = f"{STAGING}/run"
 # The file with the id of a run that was interrupted, or has failed.
 _ENDED = f"{STAGING}/ended"
 
-# Seconds between renewals of a record, and how many of these it is watched before a takeover.
-_RENEWED_EVERY = 10.0
-_WATCHED_FOR = 3
-_TAKEN_OVER_AFTER = _RENEWED_EVERY * _WATCHED_FOR
-
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
-
-logger = logging.getLogger("dask_image_ingest")
 
 
 @contextmanager
@@ -65,39 +52,41 @@ def acquire(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
     Parameters
     ----------
     steal
-        Take over the record of a writer that seems dead.
+        Take over the record of another writer.
 
     Raises
     ------
     ExportError
         If another run holds the lock; from the check, if another run has taken it over.
     """
+    file = None
+    is_new = isinstance(output, LocalStore) and not os.path.exists(output.url)
     if isinstance(output, LocalStore):
-        is_new = not os.path.exists(output.url)
-        try:
-            file = _acquire_file(output)
-        except OSError as error:
-            if error.errno not in _NO_LOCKS:
-                with translate_write_errors(output.url, output.advice):
-                    raise
-        else:
-            try:
-                finish_swap(output)
-                yield lambda: None  # nobody can take over a kernel lock
-            finally:
-                try:
-                    # Before the release, else another run could lock a file about to be removed.
-                    output.remove([LOCK])
-                finally:
-                    # Releases the lock, even if the removal failed.
-                    os.close(file)
-                    if is_new:
-                        with suppress(OSError):  # not empty
-                            os.rmdir(output.url)
-            return
-    with _acquire_lease(output, steal) as check:
+        with translate_write_errors(output.url, output.advice):
+            file = _locked_file(output)
+    run = uuid.uuid4().hex
+
+    def refuse_other_owner() -> None:
+        # Nobody can take over a kernel lock.
+        if file is None and parsed(output.read(LOCK)).get("run") != run:
+            raise ExportError(f"another run has taken over {output.url}: this one ends here")
+
+    if file is None:
+        _create_record(output, run, steal)
+    try:
         finish_swap(output)
-        yield check
+        yield refuse_other_owner
+    finally:
+        try:
+            # Before the release, else another run could lock a file about to be removed.
+            if file is not None or parsed(output.read(LOCK)).get("run") == run:
+                output.remove([LOCK])
+        finally:
+            if file is not None:
+                os.close(file)
+            if is_new:
+                with suppress(OSError):  # not empty
+                    os.rmdir(output.url)
 
 
 def begin_run(output: OutputStore) -> str:
@@ -134,25 +123,20 @@ def refuse_other_run(output: OutputStore, run: str) -> None:
         raise ExportError(f"another run writes to {output.url}, or has: this one ends here")
 
 
-def _acquire_file(output: LocalStore) -> int:
-    """Create and lock the lock file; its descriptor."""
+def _locked_file(output: LocalStore) -> int | None:
+    """Create and lock the lock file; its descriptor, None on a file system without locks."""
     path = output.locate(LOCK)
     while True:
-        with translate_write_errors(output.url, output.advice):
-            os.makedirs(output.url, exist_ok=True)
-            if os.path.islink(path):  # to a file that would be overwritten
-                with suppress(FileNotFoundError):
-                    os.unlink(path)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
+        os.makedirs(output.url, exist_ok=True)
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous owner may have removed the file between our open and lock: try again.
             with suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(file), os.stat(path)):
-                    if os.fstat(file).st_nlink == 1:  # else it is another file, too
-                        with suppress(OSError):  # a full disk: the owner's name is a courtesy
-                            os.truncate(file, 0)
-                            os.write(file, _who().encode())
+                    with suppress(OSError):  # a full disk: the owner's name is a courtesy
+                        os.truncate(file, 0)
+                        os.write(file, _who().encode())
                     return file
             os.close(file)
         except BlockingIOError:
@@ -162,100 +146,25 @@ def _acquire_file(output: LocalStore) -> int:
                 f"another run writes to {output.url} now ({owner or 'not known who'}). Let it "
                 "finish, or choose another folder"
             ) from None
-        except BaseException:
+        except OSError as error:
             os.close(file)
+            if error.errno in _NO_LOCKS:
+                return None
             raise
 
 
-def _who() -> str:
-    return f"process {os.getpid()} on {socket.gethostname()}"
-
-
-# --- leases, where there are no kernel locks ------------------------------------------------------
-
-
-@contextmanager
-def _acquire_lease(output: OutputStore, steal: bool) -> Iterator[Callable[[], None]]:
-    run = uuid.uuid4().hex
-    _create_record(output, run, steal)
-    stop, busy = threading.Event(), threading.Lock()
-    renewing = threading.Thread(
-        target=_renew, args=(output, run, stop, busy), name="renew-export-lock", daemon=True
-    )
-    renewing.start()
-    try:
-        yield partial(_refuse_other_owner, output, run, stop, busy)
-    finally:
-        stop.set()
-        renewing.join()
-        if _owner(output) == run:
-            output.remove([LOCK])
-
-
 def _create_record(output: OutputStore, run: str, steal: bool) -> None:
-    if output.create(LOCK, _record(run, 0)):
+    record = json.dumps({"run": run, "who": _who()}).encode()
+    if output.create(LOCK, record):
         return
-    record = output.read(LOCK)
-    who = parsed(record).get("who", "not known who")
     if not steal:
+        who = parsed(output.read(LOCK)).get("who", "not known who")
         raise ExportError(
             f"another run writes to {output.url}, or was killed there ({who}). If it is dead, "
             "resume=True goes on where it stopped, and overwrite=True starts over"
         )
-    logger.info("watching whether the run of %s is alive", who)
-    for _ in range(_WATCHED_FOR):
-        time.sleep(_RENEWED_EVERY)
-        if output.read(LOCK) != record:
-            raise ExportError(
-                f"another run writes to {output.url} now ({who}). Let it finish, or choose "
-                "another folder"
-            )
-    output.put(LOCK, _record(run, 0))
-    # If two take over at the same time, the last one to write wins.
-    time.sleep(_RENEWED_EVERY / 5)
-    if _owner(output) != run:
-        raise ExportError(f"another run took over {output.url} at this moment")
+    output.put(LOCK, record)
 
 
-def _renew(output: OutputStore, run: str, stop: threading.Event, busy: threading.Lock) -> None:
-    """Renew a record until ``stop`` is set, or set it if another run has taken over.
-
-    Holds ``busy`` while it reads and writes the record.
-    """
-    beat = 0
-    while not stop.wait(_RENEWED_EVERY):
-        beat += 1
-        began = time.time()  # not monotonic, which may stand still while a machine sleeps
-        try:
-            with busy:
-                is_lost = _owner(output) != run
-                if not is_lost:
-                    output.put(LOCK, _record(run, beat))
-        except ExportError as error:  # tolerated: the next renewal may succeed
-            logger.warning("the lock of %s was not renewed: %s", output.url, error)
-            continue
-        # A renewal that took so long may have overwritten the record of a run that took over.
-        if is_lost or time.time() - began > _TAKEN_OVER_AFTER:
-            stop.set()
-            logger.error("another run took over %s", output.url)
-
-
-def _refuse_other_owner(
-    output: OutputStore, run: str, stop: threading.Event, busy: threading.Lock
-) -> None:
-    with busy:  # not while the record is half written
-        is_lost = stop.is_set() or _owner(output) != run
-    if is_lost:
-        raise ExportError(
-            f"another run has taken over {output.url}, where this one was not heard of for a "
-            "while: this one ends here"
-        )
-
-
-def _owner(output: OutputStore) -> Any:
-    """The run that the record names; None without a record."""
-    return parsed(output.read(LOCK)).get("run")
-
-
-def _record(run: str, beat: int) -> bytes:
-    return json.dumps({"run": run, "who": _who(), "beat": beat}).encode()
+def _who() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"

@@ -13,16 +13,13 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from dask_image_ingest.errors import DaskImageIngestError, ExportError, ShardError
-from dask_image_ingest.storage.output.local_store import LocalStore
-from dask_image_ingest.storage.output.remote_store import RemoteStore
 from dask_image_ingest.storage.output.store import STAGING, OutputStore, parsed
-from dask_image_ingest.storage.search import Search
-from dask_image_ingest.storage.shard import identities, is_object_store, start_of
+from dask_image_ingest.storage.patterns import Search
+from dask_image_ingest.storage.shard import identities, start_of
 
 
 def refuse_sources(
@@ -90,10 +87,6 @@ REPLACING = f"{STAGING}/replacing"
 
 def replacement_of(output: OutputStore) -> OutputStore:
     """An output folder in the staging folder of another one, whose files it is to replace."""
-    assert isinstance(output, (LocalStore, RemoteStore))
-    if isinstance(output, LocalStore):
-        with suppress(OSError):  # is no link: nothing is written behind one
-            os.unlink(output.locate(REPLACEMENT))
     return replace(output, url=output.locate(REPLACEMENT))
 
 
@@ -140,7 +133,7 @@ def finish_swap(output: OutputStore) -> None:
     if content is None:
         return
     journal = parsed(content)
-    if not _is_journal(journal, output):
+    if not _is_journal(journal):
         raise ExportError(
             f"{output.locate(JOURNAL)} is damaged, or not from this release: it names the files "
             f"that a write which was interrupted goes on to replace by those in "
@@ -157,24 +150,13 @@ def finish_swap(output: OutputStore) -> None:
     output.remove([JOURNAL])
 
 
-def _is_journal(journal: dict[str, Any], output: OutputStore) -> bool:
+def _is_journal(journal: dict[str, Any]) -> bool:
     """True if a swap may have written it: all of its names are of files in the folder."""
     new, old = journal.get("new"), journal.get("old")
     if not isinstance(new, dict) or not isinstance(old, list):
         return False
     names = [*new, *new.values(), *old]
-    staged = all(name.startswith(f"{STAGING}/") for name in new)
-    return staged and all(isinstance(name, str) and _is_inside(name, output) for name in names)
-
-
-def _is_inside(name: str, output: OutputStore) -> bool:
-    """True for the name of a file in a folder or below it; not behind a link."""
-    if is_object_store(output.url):
-        return bool(name)
-    if "\0" in name or not {"", ".", ".."}.isdisjoint(name.split("/")):
-        return False
-    if not isinstance(output, LocalStore):
-        return True
-    top = os.path.realpath(output.url)
-    folder = os.path.realpath(os.path.dirname(output.locate(name)))
-    return os.path.commonpath([top, folder]) == top
+    return all(name.startswith(f"{STAGING}/") for name in new) and all(
+        isinstance(name, str) and "\0" not in name and {"", ".", ".."}.isdisjoint(name.split("/"))
+        for name in names
+    )

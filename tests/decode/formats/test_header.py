@@ -10,6 +10,7 @@ import zlib
 import corpus
 import pytest
 from handmade import insert_after_soi, jpeg_segment, png_chunk, webp_with_exif
+from loop_over import loop_over
 from PIL import Image, ImageOps
 
 from dask_image_ingest.decode.formats.header import Header, read_header
@@ -40,7 +41,7 @@ class Ranges:
 OTHERWISE = {"jpeg-xmp-orientation", "png-exif-twice", "png-text-2m", "png-text-checksum"}
 
 
-@pytest.mark.parametrize("name", sorted(set(IMAGES) - OTHERWISE))
+@loop_over("name", sorted(set(IMAGES) - OTHERWISE))
 @pytest.mark.filterwarnings("ignore:Corrupt EXIF data")
 def test_header_says_what_pillow_says(name):
     header = read_header(IMAGES[name], MAX_PIXELS)
@@ -50,7 +51,7 @@ def test_header_says_what_pillow_says(name):
     assert header[:5] == (name.split("-")[0], height, width, bands, None)
 
 
-@pytest.mark.parametrize("name", [*IMAGES, *BAD_IMAGES])
+@loop_over("name", [*IMAGES, *BAD_IMAGES])
 def test_bytes_views_and_ranges_give_the_same(name):
     data = IMAGES[name] if name in IMAGES else BAD_IMAGES[name][0]
     header = read_header(data, MAX_PIXELS)
@@ -58,7 +59,7 @@ def test_bytes_views_and_ranges_give_the_same(name):
     assert read_header(Ranges(data), MAX_PIXELS) == header
 
 
-@pytest.mark.parametrize("name", BAD_IMAGES)
+@loop_over("name", BAD_IMAGES)
 def test_bad_image_has_the_code_of_its_error(name):
     data, code = BAD_IMAGES[name]
     header = read_header(data, MAX_PIXELS)

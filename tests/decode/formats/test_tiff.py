@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tifffile
 from corpus import save
+from loop_over import loop_over
 from PIL import Image
 
 from dask_image_ingest.decode.formats import BadImage
@@ -53,14 +54,14 @@ def decode(data, mode="raw"):
     return decode_with_pillow(data, mode, LARGEST)
 
 
-@pytest.mark.parametrize(
-    ("photometric", "samples"),
+@loop_over(
+    "photometric, samples",
     [
         *itertools.product(["minisblack", "miniswhite"], [1, 2, 3, 4]),
         *itertools.product(["rgb"], [3, 4]),
     ],
 )
-@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
+@loop_over("dtype", [np.uint8, np.uint16, np.float32])
 def test_raw_values_are_the_samples_that_are_stored(dtype, photometric, samples, seed):
     random = np.random.default_rng(seed)
     array = random.integers(0, 1 << 16, (*SHAPE, samples)).astype(dtype)

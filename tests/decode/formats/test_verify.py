@@ -7,6 +7,7 @@ import pytest
 from corpus import images, picture, save
 from fuzz import mutate
 from handmade import jpeg_segment, png_chunk, without_segment
+from loop_over import loop_over
 
 from dask_image_ingest.decode.formats import is_valid
 from dask_image_ingest.decode.formats.header import read_header
@@ -25,8 +26,8 @@ def edited(data: bytes, marker: int, offset: int, new: bytes) -> bytes:
     return data[:at] + new + data[at + len(new) :]
 
 
-@pytest.mark.parametrize("name", [name for name in images() if name.startswith(("jpeg", "png"))])
-@pytest.mark.parametrize("thorough", [False, True])
+@loop_over("name", [name for name in images() if name.startswith(("jpeg", "png"))])
+@loop_over("thorough", [False, True])
 def test_what_dali_gets_is_not_held_back(name, thorough):
     data = images()[name]
     header = read_header(data, MAX_PIXELS)
@@ -34,7 +35,7 @@ def test_what_dali_gets_is_not_held_back(name, thorough):
         assert is_valid(header.format, data, thorough) == (name != FILLED)
 
 
-@pytest.mark.parametrize(
+@loop_over(
     "damaged",
     {
         "huffman table of too many codes": edited(BASELINE, 0xC4, 1, b"\xff" * 16),
@@ -54,7 +55,6 @@ def test_what_dali_gets_is_not_held_back(name, thorough):
         "arithmetic conditioning": BASELINE[:2] + jpeg_segment(0xCC, b"\x00\x00") + BASELINE[2:],
         "nothing after a segment": BASELINE[:20],
     }.items(),
-    ids=lambda item: item[0],
 )
 def test_a_jpeg_that_would_fail_its_batch_is_found(damaged):
     assert not is_valid("jpeg", damaged[1])

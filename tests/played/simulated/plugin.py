@@ -38,12 +38,15 @@ def install():
 
 def start_cluster(*args, **options):
     """A cluster of one worker, in this process: another one would have no such GPU."""
+    import dask
     from distributed import LocalCluster
 
-    from dask_image_ingest.cluster.local import ThreadsClient
+    from dask_image_ingest.cluster.local import THREADS, ClusterClient
 
     cluster = LocalCluster(1, threads_per_worker=1, processes=False, dashboard_address=None)
-    return ThreadsClient(cluster, 2)
+    client = ClusterClient(cluster)
+    client.setting = dask.config.set({THREADS: 2})
+    return client
 
 
 install()

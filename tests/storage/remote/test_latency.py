@@ -13,7 +13,7 @@ from faulty_server import faulty_server
 from tars import add, random_tar, samples_of, tar
 
 from dask_image_ingest.storage import open_shard
-from dask_image_ingest.storage.remote.fetch import LatencyStats
+from dask_image_ingest.storage.fetch import LatencyStats
 from dask_image_ingest.tar import ShardIndex, index_tar
 
 RNG = np.random.default_rng(15)

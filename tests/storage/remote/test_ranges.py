@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dask_image_ingest.storage.remote.fetch import merge, split
-from dask_image_ingest.storage.remote.remote_reader import PAGE, CachedRange, PageCache
+from dask_image_ingest.storage.fetch import merge, split
+from dask_image_ingest.storage.remote_reader import PAGE, CachedRange, PageCache
 
 RANGES = st.lists(st.tuples(st.integers(0, 300), st.integers(0, 40)), max_size=20).map(
     lambda pairs: [(start, start + size) for start, size in pairs]

@@ -13,11 +13,9 @@ import pytest
 from faulty_server import faulty_server, serving
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage import find_shards, open_shard
-from dask_image_ingest.storage.remote import fetch
-from dask_image_ingest.storage.remote.fetch import RetryableError
-from dask_image_ingest.storage.remote.http import HTTPSource
-from dask_image_ingest.storage.settings import Settings
+from dask_image_ingest.storage import fetch, find_shards, open_shard
+from dask_image_ingest.storage.fetch import RetryableError, Settings
+from dask_image_ingest.storage.http_source import HTTPSource
 
 SIZE = 1000
 

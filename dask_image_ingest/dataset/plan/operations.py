@@ -1,4 +1,6 @@
-"""Masks of Dask: which may run earlier, and as which predicates a scan can evaluate them.
+"""Dask's operations: rows kept or moved, columns used, values changed; masks that may run earlier.
+
+An operation that is not listed is a barrier to the optimiser rules of this package.
 
 A mask becomes a `Predicate` of the scan only if Arrow is known to keep the same rows as pandas and
 cuDF, whose comparison rules are their own, for every value of the column. The frame's library
@@ -16,7 +18,7 @@ import pyarrow as pa
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import is_utf8
-from dask_image_ingest.dataset.plan.operators import ELEMENTWISE, RAISES_FOR_NO_ROW
+from dask_image_ingest.dataset.plan.base_nodes import Condition, FilterRows
 from dask_image_ingest.dataset.predicates import (
     MIRRORED,
     Predicate,
@@ -28,6 +30,154 @@ from dask_image_ingest.dataset.predicates import (
     term,
 )
 from dask_image_ingest.frames import BackendName
+
+#: Operations, of series for the most part, that compute each row from that row alone.
+ELEMENTWISE = (
+    Condition,
+    dx.Abs,
+    dx.Apply,
+    dx.AsType,
+    dx.Between,
+    dx.Binop,
+    dx.Clip,
+    dx.Fillna,
+    dx.FunctionMap,
+    dx.IsNa,
+    dx.Isin,
+    dx.Map,
+    dx.Mask,
+    dx.NotNull,
+    dx.PropertyMap,
+    dx.Replace,
+    dx.Round,
+    dx.ToNumeric,
+    dx.Unaryop,
+    dx.Where,
+)
+
+#: Operations on a frame that keep all of its rows.
+SAME_ROWS = (dx.Assign, dx.Projection, dx.RenameFrame)
+
+#: Row-wise operations on a frame, which may run before a decode of columns that they don't use.
+ROW_WISE = (*SAME_ROWS, dx.AsType, dx.Fillna, dx.Replace, dx.Round, dx.DropnaFrame)
+
+#: Operations that raise for no value; ``astype("int64")``, for example, raises for a null.
+RAISES_FOR_NO_ROW = (
+    *(dx.EQ, dx.NE, dx.LT, dx.LE, dx.GT, dx.GE),
+    *(dx.And, dx.Or, dx.XOr, dx.Invert),
+    *(dx.IsNa, dx.NotNull, dx.Isin, dx.Projection),
+)
+
+#: Operations that select, reorder or repeat rows or columns, and change no values.
+SELECTS_ROWS = (
+    FilterRows,
+    dx.Filter,
+    dx.FilterAlign,
+    dx.Head,
+    dx.Tail,
+    dx.Partitions,
+    dx.Sample,
+    dx.Split,
+    dx.SplitTake,
+    dx.Loc,
+    dx.LocAlign,
+    dx.LocElement,
+    dx.LocList,
+    dx.LocSlice,
+    dx.LocUnknown,
+    dx.NLargest,
+    dx.Query,
+    dx.DropnaFrame,
+    dx.DropnaSeries,
+    dx._DeepCopy,
+    dx.ToBackend,
+    dx.ResetIndex,
+    dx.ClearDivisions,
+    dx.SetDivisions,
+    dx.RenameAxis,
+    dx.Projection,
+    dx.Drop,
+    dx.DropDuplicates,
+    dx.Repartition,
+    dx.ShuffleBase,
+    dx.BaseSetIndexSortValues,
+)
+
+#: Operations that rename columns, and change no values.
+RENAMES = (dx.RenameFrame, dx.AddPrefix, dx.RenameSeries, dx.ToFrame)
+
+
+def _as_names(columns: Any) -> list[Any] | None:
+    """Column names as a list; None if one is not a string (an expression, say)."""
+    columns = columns if isinstance(columns, list) else [columns]
+    return columns if all(isinstance(name, str) for name in columns) else None
+
+
+_LOCS = (dx.LocElement, dx.LocList, dx.LocSlice, dx.LocUnknown)
+
+#: Operations that select or move rows: see `columns_used`.
+MOVES = (
+    *_LOCS,
+    dx.RearrangeByColumn,
+    dx.SortValues,
+    dx.SetIndex,
+    dx.DropDuplicates,
+    dx.NLargest,
+    dx.NSmallest,
+    dx.NFirst,
+    dx.NLast,
+    dx.DropnaFrame,
+    dx.Repartition,
+    dx.Sample,
+    dx.Split,
+    dx.SplitTake,
+    dx.ResetIndex,
+)
+
+
+def columns_used(expr: dx.Expr) -> list[Any] | None:
+    """The columns by which one of `MOVES` chooses rows; None if they can't be determined."""
+    kind = type(expr)
+    if kind is dx.RearrangeByColumn:
+        return [] if expr.index_shuffle else _as_names(expr.operand("partitioning_index"))
+    if kind is dx.SortValues:
+        # A user's sort function may use any column.
+        return None if expr.operand("sort_function") is not None else _as_names(expr.by)
+    if kind is dx.SetIndex:
+        return None if expr.operand("append") else _as_names(expr.operand("_other"))
+    if kind in (dx.DropDuplicates, dx.DropnaFrame):
+        return _as_names(expr.operand("subset"))
+    if kind in (dx.NLargest, dx.NSmallest, dx.NFirst, dx.NLast):
+        return _as_names(expr.operand("_columns"))
+    if kind is dx.Repartition:
+        return [] if expr.operand("partition_size") is None else None
+    if kind is dx.Split:
+        # Without an integer seed, each computation would draw other rows.
+        return [] if isinstance(expr.random_state, int) else None
+    if kind in _LOCS:
+        labels = expr.iindexer
+        plain = not isinstance(labels, dx.Expr) and not callable(labels)
+        return [] if plain and expr.cindexer is None else None
+    return []
+
+
+#: Row-wise operations on a frame that may change some columns alone: see `columns_changed`.
+CHANGES = (dx.AsType, dx.Fillna, dx.Replace, dx.Round, dx.ExplodeFrame)
+
+
+def columns_changed(expr: dx.Expr) -> list[Any] | None:
+    """The columns whose values one of `CHANGES` may change; None for all."""
+    if isinstance(expr, dx.ExplodeFrame):
+        return _as_names(expr.operand("column"))
+    given = expr.operands[1]
+    if not isinstance(given, Mapping):
+        return None
+    # ``replace({1: 2})`` is about all columns, ``replace({"cls": {1: 2}})`` about one.
+    of_values = isinstance(expr, dx.Replace) and not all(
+        isinstance(values, Mapping) for values in given.values()
+    )
+    return None if of_values else list(given)
+
 
 _OPERATORS: dict[type, str] = {
     dx.EQ: "==",

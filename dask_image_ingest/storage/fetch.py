@@ -1,4 +1,4 @@
-"""Requests for the bytes of a remote shard: sources, latencies, retries, and the thread pool."""
+"""Requests for the bytes of a remote shard: settings, latencies, retries, and the thread pool."""
 
 from __future__ import annotations
 
@@ -7,17 +7,88 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from statistics import median
 from threading import Event
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
-from dask_image_ingest.errors import ShardError
+import dask
+from dask.utils import parse_bytes, parse_timedelta
+
+from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.storage.reader import Range
 from dask_image_ingest.url_secrets import without_secrets
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Settings of remote reads, in bytes and seconds.
+
+    Attributes
+    ----------
+    connections
+        Concurrent requests of a process.
+    request_size
+        Most bytes of one request.
+    read_ahead
+        Most bytes of an open shard that are requested or fetched but not used yet.
+    cache
+        Bytes of an open shard to keep after they were used.
+    gap
+        Ranges that lie no further apart are fetched by one request.
+    skip
+        A header scan that skips more bytes than this at a time fetches headers only.
+    head
+        Bytes that are fetched when a shard is opened.
+    connect_timeout, read_timeout
+        Longest wait for a connection, and for the next byte.
+    retry_limit
+        How long a range is retried after its first failure.
+    """
+
+    connections: int = 16
+    request_size: int = 4 << 20
+    read_ahead: int = 64 << 20
+    cache: int = 128 << 20
+    gap: int = 128 << 10
+    skip: int = 4 << 20
+    head: int = 64 << 10
+    connect_timeout: float = 10.0
+    read_timeout: float = 20.0
+    retry_limit: float = 120.0
+
+
+def configured_settings() -> Settings:
+    """The current settings in Dask's configuration.
+
+    Raises
+    ------
+    ArgumentError
+        If a value cannot be parsed, or is too small.
+    """
+    configured = {}
+    for field in fields(Settings):
+        name = "image-ingest.remote." + field.name.replace("_", "-")
+        value = dask.config.get(name, None)
+        if value is not None and not (field.name == "skip" and value == "auto"):
+            configured[field.name] = _parse(name, value, field.name)
+    return Settings(**configured)
+
+
+def _parse(name: str, value: Any, field: str) -> Any:
+    seconds = field.endswith(("timeout", "limit"))
+    try:
+        parsed = parse_timedelta(value) if seconds else parse_bytes(value)
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        kind = "seconds, such as 20 or '20s'" if seconds else "a number, such as 16 or '4 MiB'"
+        raise ArgumentError(f"{name}={value!r} in Dask's configuration: give {kind}") from error
+    least = 0 if field in ("gap", "skip", "retry_limit", "read_ahead", "cache") else 1e-3
+    if parsed < least or (not seconds and field not in ("gap", "skip") and parsed < 0):
+        raise ArgumentError(f"{name}={value!r} in Dask's configuration is too small")
+    return parsed
 
 
 class RetryableError(Exception):
@@ -42,41 +113,6 @@ class Head:
 
     data: bytes
     size: int
-
-
-class Source(Protocol):
-    """Protocol of a remote shard, pinned to the version whose head was read; thread-safe.
-
-    ``head`` and ``stream`` make one request each. They raise `RetryableError` for temporary
-    failures, ``ShardNotFoundError`` if there is no such shard, and ``ShardError`` for permanent
-    failures and if the shard has changed since its head was read.
-    """
-
-    url: str
-
-    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
-        """Read the first bytes, and remember the version they are of."""
-        ...
-
-    def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
-        """Read a range in pieces; a first, empty piece says that the response has begun.
-
-        Raises a `RetryableError` after ``stall_timeout`` seconds without a byte.
-        """
-        ...
-
-    @property
-    def version(self) -> str:
-        """Version as a listing would show it; empty if the server gives none."""
-        ...
-
-    def is_version(self, version: str) -> bool:
-        """False if this certainly differs from the ``version`` of a listing."""
-        ...
-
-    def refuse_changes(self) -> None:
-        """Raise if the shard may have changed while it was read."""
-        ...
 
 
 def merge(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
@@ -124,9 +160,6 @@ _LATENCIES_KEPT, _LATENCIES_TRUSTED = 32, 4
 
 # The stall timeout: at least so many seconds and so many median latencies; seconds without any.
 _LEAST_TIMEOUT, _TIMEOUT_IN_LATENCIES, _TIMEOUT_UNKNOWN = 0.5, 15, 2.5
-
-# A response of at most so many bytes that arrives in one piece takes about one latency.
-_SMALL_RESPONSE = 32 << 10
 
 
 class LatencyStats:
@@ -226,50 +259,3 @@ def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:
             return task()
         except RetryableError as error:
             retries.wait(error)
-
-
-def fetch_head(
-    source: Source, nbytes: int, retries: Retries, latency: LatencyStats, read_timeout: float
-) -> Head:
-    """Fetch the first bytes of a shard, with retries."""
-    stalls = 0
-    while True:
-        began = time.monotonic()
-        try:
-            head = source.head(nbytes, latency.stall_timeout(read_timeout, stalls))
-        except RetryableError as error:
-            stalls += error.stalled
-            retries.wait(error)
-        else:
-            latency.add(time.monotonic() - began)
-            return head
-
-
-def fetch_range(
-    source: Source,
-    start: int,
-    stop: int,
-    retries: Retries,
-    latency: LatencyStats,
-    read_timeout: float,
-) -> bytearray:
-    """Fetch a range, with retries; an interrupted request is resumed at the next byte."""
-    data = bytearray()
-    stalls = 0
-    while True:
-        received = len(data)
-        stall_timeout = latency.stall_timeout(read_timeout, stalls)
-        began = time.monotonic()
-        try:
-            for piece in source.stream(start + received, stop, stall_timeout):
-                # An empty piece marks the begin of the response; fsspec gives all bytes at once.
-                if not piece or (len(piece) == stop - start <= _SMALL_RESPONSE):
-                    latency.add(time.monotonic() - began)
-                data.extend(piece)
-            size = stop - start
-            if len(data) != size:
-                raise RetryableError(f"{len(data)} of the {size} bytes from {start} on came")
-            return data
-        except RetryableError as error:
-            stalls += error.stalled
-            retries.wait(error, progress=len(data) > received)

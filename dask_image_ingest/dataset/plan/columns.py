@@ -1,16 +1,17 @@
-"""Expressions that append computed columns: filters and projections without these go below."""
+"""Computed columns, below which filters and projections go; the operations behind each column."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any, ClassVar
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import (
     ImageNode,
     IsShared,
+    KeepsResults,
     PreservesRows,
     TakesFilters,
     filtered,
@@ -18,11 +19,20 @@ from dask_image_ingest.dataset.plan.base_nodes import (
     keep_rows,
     never,
 )
-from dask_image_ingest.dataset.plan.operators import COLUMNS_USED
-from dask_image_ingest.dataset.plan.pushdown import conjuncts, is_row_wise, is_total, over_rows
+from dask_image_ingest.dataset.plan.operations import (
+    CHANGES,
+    RENAMES,
+    SELECTS_ROWS,
+    columns_changed,
+    conjuncts,
+    is_row_wise,
+    is_total,
+    over_rows,
+)
 
 # Operations of Dask that fail, or lose the columns that they sort by, if a projection goes below.
-_BADLY_PROJECTED = (dx.Fillna, dx.NLargest, dx.Replace, dx.Round)
+# One that leaves out the other frame of an alignment has its rows in other partitions.
+_BADLY_PROJECTED = (dx.Fillna, dx.MaybeAlignPartitions, dx.NLargest, dx.Replace, dx.Round)
 
 
 class AppendsColumns(TakesFilters, dx.Blockwise):
@@ -79,8 +89,7 @@ class AppendsColumns(TakesFilters, dx.Blockwise):
                 return None
             wanted = dx.determine_column_projection(self, parent, dependents)
             return self._projected(parent, set(wanted) if isinstance(wanted, list) else {wanted})
-        mask = _mask_of(parent) if parent.dependencies()[0]._name == self._name else None
-        return super()._simplify_up(parent, dependents) if mask is None else filtered(self, mask)
+        return super()._simplify_up(parent, dependents)
 
 
 def is_badly_projected(frame: dx.Expr) -> bool:
@@ -109,19 +118,6 @@ def select_columns(frame: Any, columns: Iterable[Any]) -> Any:
     if not isinstance(frame, dx.FrameBase) or not is_badly_projected(frame.expr):
         return frame[columns]
     return dx.new_collection(Columns(frame.expr, columns))
-
-
-def _mask_of(parent: dx.Expr) -> dx.Expr | None:
-    """The rows that ``loc`` or ``dropna`` keeps, as a mask; None for any other operation."""
-    if isinstance(parent, dx.Loc):
-        mask = parent.iindexer
-        return mask if isinstance(mask, dx.Expr) and parent.cindexer is None else None
-    if isinstance(parent, dx.DropnaFrame):
-        columns = list(COLUMNS_USED[dx.DropnaFrame](parent) or ())
-        given = (parent.operand("how"), parent.operand("thresh"))
-        if columns and given in ((dx.no_default, dx.no_default), ("any", dx.no_default)):
-            return functools.reduce(dx.And, (dx.NotNull(parent.frame[name]) for name in columns))
-    return None
 
 
 def uses_columns(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
@@ -261,3 +257,112 @@ def assign_columns(frame: Any, columns: dict[str, Any]) -> Any:
         return frame.assign(**columns)
     values = [column.expr for column in columns.values()]
     return dx.new_collection(AssignColumns(frame.expr, tuple(columns), *values))
+
+
+Names: TypeAlias = tuple[Any, ...]
+
+#: An expression that made or changed the values of some columns, and their names there.
+Change: TypeAlias = tuple[Any, Names]
+
+
+def backtrack(expr: Any, columns: Names) -> Iterator[list[Change]]:
+    """Trace the values of some columns back to their origins.
+
+    An operation that is not known, such as a user's function, may change values. A merge that
+    combines the columns from different rows changes them, too; where one side of a merge has no
+    row, the columns are null, except two keys at most.
+
+    Yields
+    ------
+    list of (expression, columns)
+        For each origin, the expressions that made or changed the values, the last one first; those
+        of a checkpoint's query after the checkpoint.
+    """
+    operands = _unchanged(expr, columns)
+    for operand in operands:
+        yield from backtrack(*operand)
+    if operands:
+        return
+    below = expr.made_of if isinstance(expr, KeepsResults) else getattr(expr, "frame", None)
+    known = isinstance(below, dx.Expr) and {*columns} <= {*below.columns}
+    for changes in backtrack(below, columns) if known else [[]]:
+        yield [(expr, columns), *changes]
+
+
+def value_sources(expr: Any, columns: Names) -> Iterator[Change]:
+    """The last expressions that made or changed values, also where their results were stored."""
+    for changes in backtrack(expr, columns):
+        yield next(change for change in changes if not isinstance(change[0], KeepsResults))
+
+
+def _unchanged(expr: Any, columns: Names) -> list[Change]:
+    """Operands from which each row's values of the columns come; empty if ``expr`` changes them."""
+    names = list(expr.columns)
+    if any(names.count(column) != 1 for column in columns):
+        return []
+    if isinstance(expr, AppendsColumns):
+        return [] if expr.added.intersection(columns) else [(expr.frame, columns)]
+    if isinstance(expr, SELECTS_ROWS) and expr.dependencies():
+        return [(expr.frame, columns)]
+    if type(expr) in CHANGES:
+        changed = columns_changed(expr)
+        kept = changed is not None and not {*changed}.intersection(columns)
+        return [(expr.frame, columns)] if kept else []
+    if isinstance(expr, RENAMES):
+        return [(expr.frame, tuple(expr.frame.columns[names.index(name)] for name in columns))]
+    if isinstance(expr, dx.Assign):
+        return _assigned(expr, columns)
+    if isinstance(expr, dx.Concat):
+        present = [(frame, set(columns).intersection(frame.columns)) for frame in expr._frames]
+        # A frame without the columns contributes nulls, which are no images.
+        all_or_none = all(not names or len(names) == len(columns) for _, names in present)
+        return [(frame, columns) for frame, names in present if names] if all_or_none else []
+    if isinstance(expr, dx.Merge):
+        for side in ("left", "right"):
+            names_before = tuple(_name_before(expr, side, column) for column in columns)
+            if None not in names_before and _is_null_without_row(expr, side, columns):
+                return [(getattr(expr, side), names_before)]
+    return []
+
+
+def _assigned(expr: dx.Assign, columns: Names) -> list[Change]:
+    values = dict(zip(expr.keys, expr.vals, strict=True))
+    if not values.keys() & set(columns):
+        return [(expr.frame, columns)]
+    value = values.get(columns[0])
+    # Of several columns, the others come from other rows.
+    if len(columns) > 1 or not isinstance(value, dx.Expr):
+        return []
+    series = value.ndim == 1 and len(value.columns) == 1
+    return [(value, (value.columns[0],))] if series else []
+
+
+def _name_before(merge: dx.Merge, side: str, column: Any) -> Any | None:
+    """The name that a merge's column has on one side; None if it comes from the other side."""
+    own, other, suffix = merge.left.columns, merge.right.columns, merge.suffixes[0]
+    if side == "right":
+        own, other, suffix = other, own, merge.suffixes[1]
+    keys = _shared_keys(merge)
+    if column in own and column not in other:
+        return column
+    if column in keys:
+        return column
+    name = str(column).removesuffix(suffix) if suffix else column
+    in_both = name in own and name in other and name not in keys
+    return name if in_both and (name != column or not suffix) else None
+
+
+def _is_null_without_row(merge: dx.Merge, side: str, columns: Names) -> bool:
+    """True if one of the columns is null wherever that side of a merge has no row.
+
+    Keys then have the values of the other side. One null among the three columns that locate an
+    image is enough.
+    """
+    return merge.how in ("inner", side) or len(_shared_keys(merge).intersection(columns)) < 3
+
+
+def _shared_keys(merge: dx.Merge) -> set[Any]:
+    """Keys with the same name on both sides, which become one column."""
+    sides = [on if isinstance(on, list) else [on] for on in (merge.left_on, merge.right_on)]
+    pairs = zip(*sides, strict=False)
+    return {one for one, other in pairs if isinstance(one, str) and one == other}
