@@ -242,7 +242,7 @@ def compute_fingerprints(
     Examples
     --------
     >>> hashed = curate.compute_fingerprints(ddf, ["bytes", "pdq"])
-    >>> hashed[["fingerprint.bytes", "fingerprint.pdq_quality"]].head(2)
+    >>> hashed[["fingerprint.bytes", "fingerprint.pdq_quality"]].head(2).reset_index(drop=True)
                       fingerprint.bytes  fingerprint.pdq_quality
     0  ...                                                   100
     1  ...                                                   100
