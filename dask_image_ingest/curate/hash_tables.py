@@ -1,15 +1,13 @@
 """Near pairs among millions of 256-bit hashes, by tables over sampled bits.
 
 Locality-sensitive hashing by bit sampling. A table groups hashes by ``bits`` of their 256 bits, and
-only hashes of one group are compared, in full. Hashes that differ in d bits are in one group of a
-table with a chance of C(256 - d, bits) / C(256, bits), and so ``tables`` tables find about
+only hashes of one group are compared, in full. So ``tables`` tables find about
 
     recall = 1 - (1 - C(256 - d, bits) / C(256, bits)) ** tables
 
-of all such pairs. `missed` has the exact value, which is a little better: a table takes its bits
-from one of the four words of a hash, and the tables of a word share no bit, as long as there are
-bits left. About log2(rows) bits make groups of constant size. So the work grows as rows × tables,
-and never as the square of the rows.
+of the pairs that differ in d bits; `missed` has the exact value. A table takes its bits from one of
+the four words of a hash, and the tables of a word share no bit, as long as there are bits left.
+About log2(rows) bits make groups of constant size: the work grows as rows × tables.
 
 Groups too large for that, of hashes that are alike, are not compared there. Their rows are searched
 again by tables of their own, over more bits, or compared with all of them.
@@ -91,14 +89,13 @@ def hamming(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def missed(bits: int, tables: int, distance: int) -> float:
     """Share of the pairs at a distance, in random bits, that so many tables miss.
 
-    With e[w] of the d differing bits in word w, and m = 64 // bits disjoint tables of a word, a
-    pair is in no group of these with the chance
+    With e of the differing bits in a word, and m = 64 // bits disjoint tables of it, a pair is in
+    no group of these with the chance
 
         miss(e) = sum((-1)**j * C(m, j) * C(64 - j * bits, e) for j in 0..m) / C(64, e)
 
     Further tables of the word take another permutation of its bits, whose chance is independent.
-    The share is the mean of miss(e[0]) ** permutations[0] * ... * miss(e[3]) ** permutations[3]
-    over all ways in which d bits fall into the words.
+    The share is the mean of the four words' product over all ways in which the bits fall into them.
 
     Examples
     --------
