@@ -174,7 +174,8 @@ def measure_quality(frame: Frame) -> Frame:
     Examples
     --------
     >>> found = curate.measure_quality(ddf)
-    >>> found[["__key__", "quality.dark", "quality.blur", "quality.aspect"]].head(2).round(2)
+    >>> columns = ["__key__", "quality.dark", "quality.blur", "quality.aspect"]
+    >>> found[columns].head(2).round(2).reset_index(drop=True)
       __key__  quality.dark  quality.blur  quality.aspect
     0    0000          0.95          0.78             1.0
     1    0001          0.89          0.67             1.0
