@@ -294,9 +294,6 @@ class ImageArray(NestedArray):
             return self._from_sequence(values)
         return super()._cast_pointwise_result(values)
 
-    def _explode(self) -> Any:
-        return self.copy(), np.ones(len(self), np.uint64)
-
     def _objects(self) -> Iterator[DecodedImage | None]:
         return (None if view is None else DecodedImage(view) for view in self.views())
 

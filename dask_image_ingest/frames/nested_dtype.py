@@ -54,9 +54,12 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     def _objects(self) -> Iterator[Any]:
         """Each row as a Python object; None for a null."""
 
-    @abstractmethod
     def _bytes(self) -> Iterator[bytes | None]:
         """Bytes that are equal if and only if rows are; None for a null."""
+        return (None if value is None else repr(value).encode() for value in self._objects())
+
+    def _explode(self) -> Any:
+        return self.copy(), np.ones(len(self), np.uint64)
 
     # Conversion and access.
 
@@ -369,13 +372,10 @@ class NestedColumn(NestedArray):
     def _objects(self) -> Iterator[Any]:
         return iter(self._pa_array.to_pylist())
 
-    def _bytes(self) -> Iterator[bytes | None]:
-        return (None if value is None else repr(value).encode() for value in self._objects())
-
     def _explode(self) -> Any:
         lists = self._pa_array
         if pa.types.is_struct(lists.type):
-            return self.copy(), np.ones(len(self), np.uint64)
+            return super()._explode()
         if pa.types.is_large_list(lists.type):  # pandas does not explode these
             lists = lists.cast(pa.list_(lists.type.value_type))
         items, counts = pd.arrays.ArrowExtensionArray(lists)._explode()

@@ -187,12 +187,6 @@ class ReferenceArray(NestedArray):
         for value in self._pa_array.to_pylist():
             yield None if value is None else ImageReference(**value)
 
-    def _bytes(self) -> Iterator[bytes | None]:
-        return (None if value is None else repr(value).encode() for value in self._objects())
-
-    def _explode(self) -> Any:
-        return self.copy(), [1] * len(self)
-
 
 ReferenceDtype.array_class = ReferenceArray
 

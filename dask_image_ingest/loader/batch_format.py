@@ -166,7 +166,7 @@ class BatchRows:
 
     def copied(self) -> BatchRows:
         """Copy the rows: a copy does not keep their partition in memory."""
-        images = {name: [each.copy() for each in arrays] for name, arrays in self.images.items()}
+        images = {name: [image.copy() for image in arrays] for name, arrays in self.images.items()}
         columns = {name: copy.deepcopy(values) for name, values in self.columns.items()}
         return BatchRows(self.count, images, columns)
 

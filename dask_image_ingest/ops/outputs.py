@@ -207,7 +207,7 @@ def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+def arrow_rows(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) -> pa.Array:
     """Arrow array of rows that are arrays, tensors, lists, dicts or None, as the type is nested.
 
     Raises
@@ -224,7 +224,7 @@ def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return _number_array(name, rows, type_)
     mask = pa.array([row is None for row in rows], pa.bool_())
     if is_list(type_):
-        return _lists(name, rows, type_, mask)
+        return _lists(name, list(rows), type_, mask)
     if not pa.types.is_struct(type_):
         texts = [storable(row) if isinstance(row, str) else row for row in rows]
         return _leaves(name, texts, type_)
@@ -248,7 +248,7 @@ def _tensor(name: str, row: Any, type_: pa.FixedShapeTensorType) -> np.ndarray |
     return array
 
 
-def _number_array(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+def _number_array(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) -> pa.Array:
     if isinstance(rows, np.ndarray):
         return pa.array(_host_cast(name, rows, type_), type_)
     missing = [row is None for row in rows]
@@ -414,16 +414,8 @@ def _convertible(values: Any, backend: Backend) -> Any:
 def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     """A value of an array that ``dtype`` cannot hold; None if it can hold all of them.
 
-    Float types may round values within their range. Integers and booleans must be exact.
-
-    Parameters
-    ----------
-    array
-        Numbers, in NumPy or CuPy.
-    dtype
-        The type to cast to.
-    numpy
-        The array's library.
+    Float types may round values within their range. Integers and booleans must be exact. ``numpy``
+    is the array's library.
     """
     if not array.size or np.can_cast(array.dtype, dtype, "safe"):
         return None

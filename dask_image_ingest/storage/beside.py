@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.fsspec_files import (
     Listings,
     list_folder,
@@ -51,6 +52,11 @@ def names_beside(
     """Those of these files that are in a folder, none if it can't be listed; locally all names."""
     if local_path(folder) is not None:
         return names_in(folder, storage_options)
+    if is_web(folder):  # the query of a shard may be a part of its name: no URL of its own
+        try:
+            return list_folder(folder, storage_options, listings)
+        except (ShardError, ShardNotFoundError):
+            return ()
     urls = {inside(folder, name): name for name in names}
     found = look_up([*urls], storage_options, listings, only_listed=True)
     return {name for url, name in urls.items() if found.get(url)}

@@ -194,7 +194,7 @@ def _find(
     patterns: list[str], storage_options: dict[str, Any] | None, kind: FileKind
 ) -> list[Shard]:
     for command in filter(is_pipe, patterns):
-        if not kind.commands:
+        if kind is not SHARDS:
             raise ArgumentError(f"{shown(command)} is a command, which gives no {kind.name}")
         refuse_pipes(command, storage_options)
     paths = list(_targets(patterns, lambda url: exists_remote(url, storage_options)))

@@ -204,7 +204,8 @@ def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
             rows.expect(_member_of(column.image, spec), numbers)
     frame = _frame(_table(rows, numbers, spec), spec)
     frame = frame if decode.steps is None else decode.steps(frame)
-    open_images = functools.partial(_open_images, rows, spec)
+    known = numbers if decode.is_plain else None
+    open_images = functools.partial(_open_images, rows, spec, known)
     frame = decode_rows(frame, decode.images, open_images, decode.only, decode.limit)
     columns = list(decode.columns)
     return frame if list(frame.columns) == columns else frame[columns]
@@ -220,23 +221,28 @@ def _frame(table: pa.Table, spec: ScanSpec) -> Any:
 
 
 def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
-    """Rows without pixels: image columns hold references, or numbers of rows if decoded next.
+    """Rows without pixels: image columns hold references.
 
+    Those that are decoded next hold numbers of rows, or are left out if all rows are decoded.
     Errors, and header columns that are filled in with the images, are null.
     """
-    decode, images = spec.decode, spec.options.images
-    decoded = set() if decode is None else {n for column in decode.images for n in column.columns}
-    passed_on = () if decode is None else decode.passed_on
-    nulls = dict.fromkeys(spec.errors, pa.string()) | {n: METADATA_COLUMNS[n] for n in passed_on}
-    members = {member.column: member for member in images}
-    table = rows.table([n for n in spec.columns if n not in nulls and n not in members], numbers)
-    for place, name in enumerate(spec.columns):
+    decode = spec.decode
+    members = {member.column: member for member in spec.options.images}
+    nulls = dict.fromkeys(spec.errors, pa.string())
+    decoded: set[Any] = set()
+    if decode is not None:
+        nulls |= {name: METADATA_COLUMNS[name] for name in decode.passed_on}
+        # The only image column counts whatever its name: it may be renamed before the decode.
+        decoded = {name for column in decode.images for name in column.columns}
+        decoded = {name for name in members if name in decoded or len(members) == 1}
+    names = [n for n in spec.columns if n not in decoded or decode is None or not decode.is_plain]
+    table = rows.table([n for n in names if n not in nulls and n not in members], numbers)
+    for place, name in enumerate(names):
         if name in nulls:
             column: pa.Array = pa.nulls(len(numbers), nulls[name])
         elif name not in members:
             continue
-        # The only image column counts whatever its name: it may be renamed before the decode.
-        elif name in decoded or (decoded and len(images) == 1):
+        elif name in decoded:
             column = pa.array(numbers)
         else:
             column = rows.references(members[name], numbers)
@@ -250,13 +256,21 @@ def _member_of(image: Any, spec: ScanSpec) -> ImageMember:
     return next((member for member in members if member.column == image), members[0])
 
 
-def _open_images(rows: ImageRows, spec: ScanSpec, frame: Any) -> tuple[Any, list[EncodedImages]]:
-    """The images of a frame whose image columns hold numbers of rows; fills header columns in."""
+def _open_images(
+    rows: ImageRows, spec: ScanSpec, known: np.ndarray | None, frame: Any
+) -> tuple[Any, list[EncodedImages]]:
+    """The images of a frame whose image columns hold numbers of rows; fills header columns in.
+
+    ``known`` are these numbers if the frame has no such columns.
+    """
     assert spec.decode is not None
     backend = spec.options.get_backend()
     encoded = []
     for column in spec.decode.images:
-        numbers = np.asarray(backend.host(backend.values(frame[column.image])), np.int64)
+        if known is not None:
+            numbers = known
+        else:
+            numbers = np.asarray(backend.host(backend.values(frame[column.image])), np.int64)
         encoded.append(rows.images(_member_of(column.image, spec), numbers))
     for name in spec.decode.passed_on:  # of a single image column
         if name in frame.columns:
