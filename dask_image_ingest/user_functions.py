@@ -17,6 +17,8 @@ from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
+
 from dask_image_ingest.errors import FunctionError
 
 # What pickle refuses or sends by name: attributes that have the contents.
@@ -161,6 +163,8 @@ class _Tokenizer(pickle._Pickler):
             if isinstance(value, type):
                 return *name, *self._of_class(value)
             return *name, *self._of_function(value)
+        if kind is np.ndarray and value.dtype.kind in "biuf":
+            return kind, value.dtype.str, value.shape, value.tobytes()
         if kind is CodeType:
             counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
             names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)

@@ -18,14 +18,14 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
-from dask_image_ingest.curate.hamming import (
+from dask_image_ingest.curate.hash_store import StoredHashes, read_hashes
+from dask_image_ingest.curate.near_hashes import (
+    MEMORY,
     Nearest,
     first_equal,
     nearest,
     nearest_kept,
 )
-from dask_image_ingest.curate.hash_store import StoredHashes, read_hashes
-from dask_image_ingest.curate.hash_tables import MEMORY
 from dask_image_ingest.curate.ranking import (
     Keys,
     Ranked,

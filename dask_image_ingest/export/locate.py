@@ -132,9 +132,8 @@ def locate_members(
     if missing:
         # A task for each shard, and one for several image files.
         files = [position for position in missing if _is_file(rows, numbers[position])]
-        starts = range(0, len(files), _FILES_PER_TASK)
         tasks = [[position] for position in np.setdiff1d(missing, files).tolist()]
-        tasks += [files[start : start + _FILES_PER_TASK] for start in starts]
+        tasks += [files[n : n + _FILES_PER_TASK] for n in range(0, len(files), _FILES_PER_TASK)]
         made = [f"made:{member.extension}" for member in context.options.members.from_columns]
         to_locate = rows.select(["key", "offset", "nbytes", "part", "batch", "row", *made])
         to_locate = to_locate.set_column(3, "part", to_locate.column("part").cast(pa.string()))

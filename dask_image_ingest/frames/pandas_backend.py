@@ -7,6 +7,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -104,36 +105,14 @@ def _address(array: Any) -> int:
 def frame_from_storage(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
     """Restore the columns of ``meta`` from a stored table."""
     metadata = json.loads(table.schema.metadata[b"pandas"])
-    unnamed = []  # columns of dtypes whose names pandas has, but can't parse
-    for column in metadata["columns"]:
-        name = column["field_name"]
-        if metadata["creator"]["library"] == "cudf" and name in meta.columns:
-            column["numpy_type"] = str(meta[name].dtype)  # not cuDF's names
-        try:
-            pd.api.types.pandas_dtype(column["numpy_type"])
-        except (TypeError, ValueError, NotImplementedError):
-            column["numpy_type"] = "object"
-        dtype = meta[name].dtype if name in meta.columns else None
-        if isinstance(dtype, pd.ArrowDtype) and (
-            column["numpy_type"] == "object"
-            or has_type(dtype.pyarrow_dtype, pa.types.is_dictionary)
-        ):
-            unnamed.append(name)
-    table = table.replace_schema_metadata({b"pandas": json.dumps(metadata).encode()})
-    frame = table.drop_columns(unnamed).to_pandas()
-    for name in unnamed:
-        dtype = meta[name].dtype
-        chunks = [_encoded(chunk, dtype.pyarrow_dtype) for chunk in table.column(name).chunks]
-        values = dtype.__from_arrow__(pa.chunked_array(chunks, dtype.pyarrow_dtype))
-        frame[name] = pd.Series(values, frame.index)
-    for column in metadata["columns"]:
-        name = column["field_name"]
-        if column["pandas_type"] == "categorical" and name in meta.columns and name not in unnamed:
-            is_ordered = (column["metadata"] or {}).get("ordered")
-            frame[name] = _categories(frame[name], is_ordered, meta[name].dtype)
-    if isinstance(meta.index.dtype, pd.StringDtype):
-        frame.index = frame.index.astype(meta.index.dtype)
-    frame = frame[list(meta.columns)]
+    descriptions = {column["field_name"]: column for column in metadata["columns"]}
+    if metadata["creator"]["library"] == "cudf":  # its dtype names don't apply
+        descriptions = {n: column | {"numpy_type": None} for n, column in descriptions.items()}
+    columns = {
+        name: _restored(table.column(name), descriptions[name], meta[name].dtype)
+        for name in meta.columns
+    }
+    frame = pd.DataFrame(columns, index=_index(table, metadata, descriptions, meta.index))
     return frame if len(meta.columns) else frame.set_axis(meta.columns, axis=1)
 
 
@@ -141,6 +120,39 @@ def index_columns(schema: pa.Schema) -> list[str]:
     """Columns of a stored table that are its frame's index; empty if the index is a range."""
     index = json.loads(schema.metadata[b"pandas"])["index_columns"]
     return [name for name in index if isinstance(name, str)]
+
+
+def _index(table: pa.Table, metadata: Any, descriptions: Any, meta: pd.Index) -> pd.Index:
+    (index,) = metadata["index_columns"]
+    if isinstance(index, dict):
+        return pd.RangeIndex(index["start"], index["stop"], index["step"], name=meta.name)
+    values = _restored(table.column(index), descriptions[index], meta.dtype)
+    return pd.Index(values, name=meta.name)
+
+
+def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -> Any:
+    """Values of a stored column in their original dtype; ``meta`` is the expected one."""
+    if description["pandas_type"] == "categorical" and description["metadata"]:
+        return _categories(column.to_pandas(), description["metadata"]["ordered"], meta)
+    dtype = meta
+    if description["numpy_type"] in (None, str(meta)):
+        type_ = meta.pyarrow_dtype if isinstance(meta, pd.ArrowDtype) else pa.null()
+        if has_type(type_, pa.types.is_dictionary):
+            column = pa.chunked_array([_encoded(chunk, type_) for chunk in column.chunks], type_)
+    elif isinstance(meta, pd.ArrowDtype) and pa.types.is_decimal(column.type):
+        dtype = pd.ArrowDtype(column.type)  # the description says "object"
+    elif isinstance(meta, pd.DatetimeTZDtype) and pa.types.is_timestamp(column.type):
+        pass  # the description has no time zone, and of old versions of pyarrow another unit
+    else:
+        # A function returned another dtype than its meta. Arrow's if pandas has no such name.
+        with suppress(TypeError, ValueError, NotImplementedError):
+            dtype = pd.api.types.pandas_dtype(description["numpy_type"])
+    if hasattr(dtype, "__from_arrow__"):
+        return dtype.__from_arrow__(column)
+    values = column.to_pandas()
+    if isinstance(values.dtype, pd.DatetimeTZDtype) and isinstance(dtype, np.dtype):
+        dtype = pd.DatetimeTZDtype(np.datetime_data(dtype)[0], values.dtype.tz)
+    return (values.astype(dtype) if dtype.kind in "iufbmM" else values).array
 
 
 def _encoded(array: pa.Array, type_: pa.DataType) -> pa.Array:
@@ -154,20 +166,15 @@ def _encoded(array: pa.Array, type_: pa.DataType) -> pa.Array:
     if pa.types.is_struct(type_):
         fields = [_encoded(array.field(number), field.type) for number, field in enumerate(type_)]
         return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
-    if not pa.types.is_nested(type_):
-        return array.cast(type_)
     items = _encoded(array.values, type_.field(0).type)
     own = array.buffers()[: 1 if pa.types.is_fixed_size_list(type_) else 2]
     return pa.Array.from_buffers(type_, len(array), own, offset=array.offset, children=[items])
 
 
-def _categories(values: pd.Series, ordered: bool | None, meta: Any) -> pd.Series:
+def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
     # Parquet keeps only the categories that occur, and numeric categories as plain numbers.
-    dtype = pd.CategoricalDtype(ordered=ordered)
-    result = values if values.dtype == "category" else values.astype(dtype)
-    fits = isinstance(meta, pd.CategoricalDtype) and set(result.cat.categories) <= set(
-        meta.categories
-    )
+    result = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
+    fits = isinstance(meta, pd.CategoricalDtype) and set(result.categories) <= set(meta.categories)
     return result.astype(meta) if fits else result
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from hashes import brute, clusters, flipped, random_hashes
 
-from dask_image_ingest.curate import hash_tables
-from dask_image_ingest.curate.hamming import first_equal, nearest, nearest_kept
+from dask_image_ingest.curate import near_hashes
+from dask_image_ingest.curate.near_hashes import first_equal, nearest, nearest_kept
 
 
 def test_up_to_15_bits_it_finds_what_all_with_all_finds(random):
@@ -23,7 +23,7 @@ def test_up_to_15_bits_it_finds_what_all_with_all_finds(random):
 @pytest.fixture
 def tables(monkeypatch):
     """Few rows are searched by tables too, as if it were costly to compare all with all."""
-    monkeypatch.setattr(hash_tables, "_ALL", 1e9)
+    monkeypatch.setattr(near_hashes, "_ALL", 1e9)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def tables(monkeypatch):
 )
 def test_tables_find_what_all_with_all_finds(random, tables, distance):
     hashes = clusters(random, 100, 6, distance)[:, None]
-    assert hash_tables.plan_pairs(hashes[:, 0], distance).tables > 1
+    assert near_hashes.plan_pairs(hashes[:, 0], distance).tables > 1
     for found, expected in zip(
         nearest_kept(hashes, distance), brute(hashes, distance), strict=True
     ):
@@ -42,8 +42,8 @@ def test_blocks_and_memory_change_nothing(random, tables, monkeypatch):
     hashes = clusters(random, 60, 9, 24)[:, None]
     expected = nearest_kept(hashes, 24)
     for block, edges, memory in [(64, 1, 20_000), (300, 1 << 20, 1 << 20)]:
-        monkeypatch.setattr(hash_tables, "_BLOCK", block)
-        monkeypatch.setattr(hash_tables, "_EDGES", edges)
+        monkeypatch.setattr(near_hashes, "_BLOCK", block)
+        monkeypatch.setattr(near_hashes, "_EDGES", edges)
         for found, one in zip(nearest_kept(hashes, 24, memory=memory), expected, strict=True):
             assert found.tolist() == one.tolist()
         of, bits = nearest(hashes[:200], hashes[200:, 0], 24, memory)
@@ -57,7 +57,7 @@ def test_blocks_and_memory_change_nothing(random, tables, monkeypatch):
 def test_hashes_that_are_alike_give_what_all_with_all_gives(
     random, tables, kind, crowd, monkeypatch
 ):
-    monkeypatch.setattr(hash_tables, "_CROWD", crowd)
+    monkeypatch.setattr(near_hashes, "_CROWD", crowd)
     if kind == "word":
         hashes = clusters(random, 60, 9, 15)
         hashes[:, 2] = 77
@@ -74,7 +74,7 @@ def test_hashes_that_are_alike_give_what_all_with_all_gives(
 
 def test_the_recall_is_that_of_its_formula(random):
     for bits, count, distance in [(16, 8, 24), (10, 30, 31), (20, 9, 12)]:
-        plan = hash_tables.TablePlan(bits, count, 1024)
+        plan = near_hashes.TablePlan(bits, count, 1024)
         hashes = random_hashes(random, 5000)
         others = flipped(random, hashes, distance)
         found = np.zeros(len(hashes), bool)
@@ -82,7 +82,7 @@ def test_the_recall_is_that_of_its_formula(random):
             word, mask, _ = plan.key(table)
             assert int(mask).bit_count() == bits
             found |= hashes[:, word] & mask == others[:, word] & mask
-        expected = 1 - hash_tables.missed(bits, count, distance)
+        expected = 1 - near_hashes.missed(bits, count, distance)
         deviation = np.sqrt(expected * (1 - expected) / len(hashes))
         assert abs(found.mean() - expected) < 5 * deviation
         simple = 1 - (1 - comb(256 - distance, bits) / comb(256, bits)) ** count
@@ -107,7 +107,7 @@ def test_candidates_of_a_row_grow_no_faster_than_the_logarithm_of_rows(random):
         work = {}
         for count in (10**6, 10**7, 10**8):
             hashes.count = count
-            plan = hash_tables.plan_pairs(hashes, distance)
+            plan = near_hashes.plan_pairs(hashes, distance)
             work[count] = plan.tables * (1 + count / 2**plan.bits)
         assert work[10**8] < 4 * work[10**6]
 
