@@ -20,7 +20,7 @@ import _checkout  # noqa: F401
 import numpy as np
 from PIL import Image
 
-from dask_image_ingest.curate.hamming import nearest_kept
+from dask_image_ingest.curate.near_hashes import nearest_kept
 
 SIDE, KEPT = 64, 16  # of the reduced picture; frequencies of each axis that are hashed
 ANGLES, GAMMAS = (-1.0, -0.5, 0.0, 0.5, 1.0), (0.7, 1.0, 1.4)

@@ -105,7 +105,7 @@ def ours(hashes: np.ndarray, pairs: int, distance: int, memory: str) -> Search:
     import _checkout  # noqa: F401
     from dask.utils import parse_bytes
 
-    from dask_image_ingest.curate.hamming import nearest_kept
+    from dask_image_ingest.curate.near_hashes import nearest_kept
 
     rows = hashes[:, None]
     return lambda: shares(nearest_kept(rows, distance, memory=parse_bytes(memory))[0], pairs)
@@ -116,7 +116,7 @@ def new(hashes: np.ndarray, pairs: int, distance: int, memory: str) -> Search:
     import _checkout  # noqa: F401
     from dask.utils import parse_bytes
 
-    from dask_image_ingest.curate.hamming import nearest, nearest_kept
+    from dask_image_ingest.curate.near_hashes import nearest, nearest_kept
 
     limit = parse_bytes(memory)
     stop = len(hashes) - len(hashes) // 100

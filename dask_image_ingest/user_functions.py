@@ -17,6 +17,8 @@ from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, Literal
 
+import numpy as np
+
 from dask_image_ingest.errors import FunctionError
 
 # What pickle refuses or sends by name: attributes that have the contents.
@@ -54,11 +56,6 @@ def stable_token(value: object, functions: bool = True) -> str:
     functions
         Include the user's functions and objects. If False, an object without a stable token is
         represented by its type.
-
-    Raises
-    ------
-    FunctionError
-        If it contains an object without a stable token.
     """
     return _Tokenizer("stable" if functions else "no functions").token(value)
 
@@ -74,18 +71,8 @@ def token_and_code(function: object) -> tuple[str, str]:
 def refuse_other_code(argument: str, function: object, code: str) -> None:
     """Refuse to run a function if this process has imported other code than the query's.
 
-    Parameters
-    ----------
-    argument
-        Name of the function in the error.
-    function
-        The function, as it has arrived in this process.
-    code
-        From `token_and_code`, in the process that built the query.
-
-    Raises
-    ------
-    FunctionError
+    ``code`` is that of `token_and_code` in the process that built the query, ``argument`` the name
+    of the function in the error.
     """
     if code.startswith(_PYTHON) and code != _code(function):
         name = getattr(function, "__qualname__", type(function).__qualname__)
@@ -104,6 +91,9 @@ def _code(function: object) -> str:
         function = function.func
     is_code = isinstance(function, (FunctionType, MethodType, type))
     return f"{_PYTHON} {_Tokenizer('code').token(function if is_code else type(function))}"
+
+
+_save: Any = pickle._Pickler.save  # type: ignore[attr-defined]
 
 
 class _Tokenizer(pickle._Pickler):
@@ -133,11 +123,11 @@ class _Tokenizer(pickle._Pickler):
         """Write a value; called by pickle for each part of a value."""
         key = id(value)
         if key in self._open:  # a cycle
-            super().save(f"{len(self._open) - self._open[key]} above")
+            _save(self, f"{len(self._open) - self._open[key]} above")
             return
         self._open[key] = len(self._open)
         try:
-            super().save(value)
+            _save(self, value)
         except FunctionError:
             raise
         except Exception as error:  # it can't be pickled, for whatever reason
@@ -146,7 +136,7 @@ class _Tokenizer(pickle._Pickler):
                     f"an object of {type(value).__module__}.{type(value).__qualname__} has no "
                     "token that is the same in every process"
                 ) from error
-            super().save(key if self._mode == "process" else type(value).__qualname__)
+            _save(self, key if self._mode == "process" else type(value).__qualname__)
         finally:
             del self._open[key]
 
@@ -170,8 +160,11 @@ class _Tokenizer(pickle._Pickler):
             if value in self._written:
                 return name
             self._written.add(value)
-            is_class = isinstance(value, type)
-            return *name, *(self._of_class(value) if is_class else self._of_function(value))
+            if isinstance(value, type):
+                return *name, *self._of_class(value)
+            return *name, *self._of_function(value)
+        if kind is np.ndarray and value.dtype.kind in "biuf":
+            return kind, value.dtype.str, value.shape, value.tobytes()
         if kind is CodeType:
             counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
             names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)

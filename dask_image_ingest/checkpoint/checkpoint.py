@@ -170,13 +170,7 @@ def checkpoint(
 def _run_checkpoint(
     query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool
 ) -> StoredFrame:
-    """Compute and store the missing partitions of a query; return all of them.
-
-    Raises
-    ------
-    ExportError
-        If the folder has results of another query, cannot be written, or has another writer.
-    """
+    """Compute and store the missing partitions of a query; return all of them."""
     refuse_sources(
         files_read(query.expr),
         (output.locate(part_name(query.digest, split)) for split in query.splits),
@@ -250,13 +244,7 @@ def _replace(output: OutputStore, stored: StoredFrame) -> None:
 
 
 def _owner(output: OutputStore) -> dict[str, Any]:
-    """Fingerprint of the query that owns a folder; empty for a new one.
-
-    Raises
-    ------
-    ExportError
-        If it has another format, such as that of a later release.
-    """
+    """Fingerprint of the query that owns a folder; empty for a new one."""
     content = output.read(_QUERY_FILE)
     owner = {} if content is None else _parse(content)
     if content is not None and "work" not in owner:

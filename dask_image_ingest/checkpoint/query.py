@@ -64,18 +64,8 @@ def choose_splits(
     """Choose the partition boundaries of a checkpoint: stored ones, or those of the frame.
 
     A frame's boundaries depend on the memory of the machine. If a whole shard is needed, and more
-    of it is stored in other parts, these are used, so that nothing is computed twice.
-
-    Parameters
-    ----------
-    splits
-        The frame's partitions.
-    query
-        Digest of the query.
-    files
-        The stored files.
-    keep_own
-        Whether the frame's own boundaries must be kept.
+    of it is stored in other parts, these are used, so that nothing is computed twice, unless
+    ``keep_own``. ``query`` is the digest of the query, ``files`` are those that are stored.
     """
     if keep_own:
         return list(splits)
@@ -118,27 +108,14 @@ _BY_PARTITION = {kind._task for kind in (dx.Blockwise, dx.MapPartitions, dx.Appl
 
 @dataclass(frozen=True)
 class FingerprintedQuery:
-    """A query with its fingerprint.
-
-    Attributes
-    ----------
-    expr
-        The frame's query.
-    steps
-        Its operations, in order.
-    splits
-        What each partition is computed from.
-    shards
-        The shards of every partition of the read, including partitions that the query leaves out.
-    version
-        Identifies the user's functions; None to digest their code.
-    """
+    """A query with its fingerprint."""
 
     expr: Any
-    steps: tuple[QueryStep, ...]
-    splits: tuple[Partition, ...]
+    steps: tuple[QueryStep, ...]  # its operations, in order
+    splits: tuple[Partition, ...]  # what each partition is computed from
+    #: Of every partition of the read, including partitions that the query leaves out.
     shards: frozenset[tuple[Shard, ...]]
-    version: str | None
+    version: str | None  # identifies the user's functions; None to digest their code
 
     @functools.cached_property
     def digest(self) -> str:
@@ -167,22 +144,7 @@ class FingerprintedQuery:
 
 
 def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
-    """Fingerprint a frame's query.
-
-    Parameters
-    ----------
-    expr
-        The query.
-    version
-        Identifies the user's functions; None to digest their code.
-
-    Raises
-    ------
-    ArgumentError
-        If a partition is not computed from one part of one shard, or from some files, alone.
-    FunctionError
-        If a function cannot be digested.
-    """
+    """Fingerprint a frame's query; ``version`` as of `FingerprintedQuery`."""
     splits = _splits_of(expr)
     try:
         steps = query_steps(_of_all_partitions(expr), functions=version is None)
@@ -193,7 +155,7 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
         ) from error
     read = next(expr.find_operations(Read))
     shards = frozenset(map(shards_of, read.operands[0].partitions))
-    files = (file for each in shards for shard in each for file in (shard, shard.sidecar) if file)
+    files = (f for several in shards for shard in several for f in (shard, shard.sidecar) if f)
     unversioned = next((file for file in files if not file.version), None)
     if unversioned and version is None:
         raise ArgumentError(
@@ -239,7 +201,7 @@ def _is_by_partition(step: Any) -> bool:
     class_ = type(step)
     return isinstance(step, (dx.Partitions, dx._DelayedExpr)) or (
         isinstance(step, dx.Blockwise)
-        and any(each.ndim for each in step.dependencies())
+        and any(operand.ndim for operand in step.dependencies())
         and class_._task in _BY_PARTITION
         and class_._lower in (dx.Expr._lower, ImageNode._lower, Decode._lower)
         and class_._layer is dx.Expr._layer
@@ -282,7 +244,7 @@ def _read_of_splits(read: Any, splits: Sequence[Partition]) -> Any:
         numbers = [read.stored.numbers[split] for split in splits]
         return read.substitute_parameters({"_partitions": numbers})
     dataset = read.dataset
-    parts = [[(split.url, split.part, split.parts) for split in each] for each in splits]
+    parts = [[(s.url, s.part, s.parts) for s in partition] for partition in splits]
     # Raise, so that the runner can skip an unreadable shard and try it again next time; an empty
     # partition would be stored for good.
     dataset = replace(

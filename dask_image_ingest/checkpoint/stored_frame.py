@@ -24,33 +24,16 @@ from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 @dataclass(frozen=True, eq=False)
 class StoredFrame:
-    """The stored partitions of a frame.
-
-    Attributes
-    ----------
-    output
-        The folder.
-    parts
-        The file of each partition; None if its shard could not be read.
-    lengths
-        Rows of each partition.
-    meta
-        An empty frame with the same columns, types and index.
-    divisions
-        Dask's divisions.
-    origins
-        The splits that each partition was computed from; also for a checkpoint of a checkpoint.
-    made_of
-        The query whose results are stored.
-    """
+    """The stored partitions of a frame."""
 
     output: OutputStore
-    parts: tuple[str | None, ...]
-    lengths: tuple[int, ...]
-    meta: Any
+    parts: tuple[str | None, ...]  # the file of each partition; None if its shard can't be read
+    lengths: tuple[int, ...]  # rows of each partition
+    meta: Any  # an empty frame with the same columns, types and index
     divisions: tuple[Any, ...]
+    #: What each partition was computed from; also for a checkpoint of a checkpoint.
     origins: tuple[Partition, ...]
-    made_of: Any
+    made_of: Any  # the query whose results are stored
     token: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -71,7 +54,7 @@ class StoredFrame:
     def urls(self) -> tuple[Mapping[str, str], ...]:
         """The URLs of each partition's shards by their identities, if they have secrets."""
         urls = ([split.url for split in partition] for partition in self.origins)
-        return tuple({url_identity(u): u for u in each if url_identity(u) != u} for each in urls)
+        return tuple({url_identity(u): u for u in own if url_identity(u) != u} for own in urls)
 
     @functools.cached_property
     def partitions(self) -> tuple[Partition, ...]:
@@ -129,13 +112,7 @@ class ReadStored(KeepsResults):
 
 
 def read_part(output: OutputStore, part: str | None, meta: Any, urls: Mapping[str, str]) -> Any:
-    """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame.
-
-    Raises
-    ------
-    ExportError
-        If the file is missing or damaged.
-    """
+    """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame."""
     if part is None:
         return meta
     backend = backend_of(meta)

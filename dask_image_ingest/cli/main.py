@@ -10,6 +10,7 @@ import json
 import os
 import sys
 import warnings
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, get_args
 
@@ -96,7 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
             "KEY=VALUE",
             "for the filesystem of remote shards: anon=true, or JSON, '{\"anon\": true}'; "
             "may be given several times",
-            action=_StorageOptions,
+            type=_storage_options,
+            action="append",
         ),
         _flag("--json", "print JSON, for machines"),
         _option(
@@ -104,8 +106,9 @@ def make_parser() -> argparse.ArgumentParser:
         ),
     )
 
-    def add(verb: Callable[..., Any], description: str, example: str, *options: Option) -> None:
-        name = verb.__name__
+    def add(
+        name: str, verb: Callable[..., Any], description: str, example: str, *options: Option
+    ) -> None:
         one = added.add_parser(
             name,
             help=description,
@@ -117,6 +120,7 @@ def make_parser() -> argparse.ArgumentParser:
         one.set_defaults(verb=verb)
 
     add(
+        "describe",
         verbs.describe,
         "totals, formats, sizes, and a line per shard, from headers alone",
         "photos/ --decode",
@@ -124,6 +128,7 @@ def make_parser() -> argparse.ArgumentParser:
         _DECODE,
     )
     add(
+        "head",
         verbs.head,
         "the first samples, without their pixels",
         "train-000.tar -n 3",
@@ -131,13 +136,15 @@ def make_parser() -> argparse.ArgumentParser:
         _option("-n", "N", "how many (default 5)", type=_positive, default=5),
     )
     add(
+        "check",
         verbs.check,
         "a health report: decodes every image, and lists what is bad, damaged or ambiguous",
         "photos/",
         *_IMAGE,
     )
     add(
-        verbs.gallery,
+        "gallery",
+        verbs.show_gallery,
         "a page of thumbnails and histograms, which needs no other file",
         "photos/ -o photos.html -n 50",
         _COLUMNS,
@@ -158,6 +165,7 @@ def make_parser() -> argparse.ArgumentParser:
         _DECODE,
     )
     add(
+        "index",
         verbs.index,
         "an index beside each shard: metadata of its samples, so that queries open no tar",
         "photos/ -o indexes",
@@ -166,12 +174,14 @@ def make_parser() -> argparse.ArgumentParser:
         _flag("--overwrite", "rewrite indexes that are up to date"),
     )
     add(
+        "quality",
         verbs.quality,
         "how many images are dark, blurred, empty, odd: decodes every image",
         "photos/ --html quality.html",
         _PAGE,
     )
     add(
+        "duplicates",
         verbs.duplicates,
         "groups of duplicate images, and which image of each to keep",
         "photos/ --by pixels",
@@ -210,7 +220,8 @@ def make_parser() -> argparse.ArgumentParser:
         ),
     )
     add(
-        verbs.export,
+        "export",
+        verbs.export_shards,
         "write the samples that meet a condition to new shards, with their bytes unchanged",
         "'in/*.tar' -o 'out/{shard:06d}.tar' --where \"width >= 512\"",
         _COLUMNS,
@@ -258,23 +269,15 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _StorageOptions(argparse.Action):
-    """Collect ``KEY=VALUE`` pairs and JSON objects in one dict; values are JSON, or else text."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        text: Any,
-        option_string: str | None = None,
-    ) -> None:
-        options = _json(text)
-        if not isinstance(options, dict):
-            key, separator, value = text.partition("=")
-            if not separator or not key:
-                raise argparse.ArgumentError(self, f"{text!r} is neither KEY=VALUE nor JSON")
-            options = {key: _json(value)}
-        setattr(namespace, self.dest, {**(getattr(namespace, self.dest) or {}), **options})
+def _storage_options(text: str) -> dict[str, Any]:
+    """``KEY=VALUE``, or a JSON object; values are JSON, or else text."""
+    options = _json(text)
+    if isinstance(options, dict):
+        return options
+    key, separator, value = text.partition("=")
+    if not separator or not key:
+        raise argparse.ArgumentTypeError(f"{text!r} is neither KEY=VALUE nor JSON")
+    return {key: _json(value)}
 
 
 def _json(text: str) -> Any:
@@ -304,6 +307,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit status."""
     _escape_unencodable()
     args = make_parser().parse_args(argv)
+    if args.storage_options is not None:
+        args.storage_options = dict(ChainMap(*reversed(args.storage_options)))
     try:
         on_terminal = sys.stderr is not None and sys.stderr.isatty()
         with (

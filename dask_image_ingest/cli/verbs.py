@@ -44,12 +44,11 @@ from dask_image_ingest.report import (
     number,
     printable_text,
     report_of_table,
-    summarize,
+    summarize_shards,
 )
 from dask_image_ingest.storage import find_shards, shard_name
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
-from dask_image_ingest.view import first_rows, refuse_source
-from dask_image_ingest.view import gallery as write_gallery
+from dask_image_ingest.view import first_rows, gallery, refuse_source
 
 FINE, BAD_DATA, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
 
@@ -62,7 +61,7 @@ _FILES = (*(f".{extension}" for extension in IMAGE_EXTENSIONS.split(";")), _PARQ
 
 def describe(args: argparse.Namespace) -> tuple[int, str]:
     """Totals, and a line per shard; decodes images only with ``--decode``."""
-    summary = summarize(_reports(args, args.decode), args.decode)
+    summary = summarize_shards(_reports(args, args.decode), args.decode)
     return _result(args, summary["bad_shards"], summary, lambda: describe_text(summary))
 
 
@@ -75,13 +74,13 @@ def head(args: argparse.Namespace) -> tuple[int, str]:
     return status, _as_json(rows) if args.json else head_text(rows)
 
 
-def gallery(args: argparse.Namespace) -> tuple[int, str]:
+def show_gallery(args: argparse.Namespace) -> tuple[int, str]:
     """Write a page of thumbnails and histograms."""
     image: Any = IMAGE_EXTENSIONS
     if args.mask:
         image = {"image": IMAGE_EXTENSIONS, "mask": ImageColumn(args.mask, mode="labels")}
     frame = read_collection(args, sidecar=sidecar_of(args), image=image)
-    sheet = write_gallery(
+    sheet = gallery(
         frame,
         args.output,
         args.n,
@@ -97,7 +96,7 @@ def gallery(args: argparse.Namespace) -> tuple[int, str]:
 def check(args: argparse.Namespace) -> tuple[int, str]:
     """Decode every image; a report of the shards' health."""
     reports = _reports(args, decode_too=True)
-    summary = summarize(reports, decoded=True)
+    summary = summarize_shards(reports, decoded=True)
     return _result(args, summary["bad_shards"], summary, lambda: check_text(summary, reports))
 
 
@@ -370,7 +369,7 @@ def _row_text(row: dict[str, Any]) -> str:
 _DAMAGED = " is damaged at byte "
 
 
-def export(args: argparse.Namespace) -> tuple[int, str]:
+def export_shards(args: argparse.Namespace) -> tuple[int, str]:
     """Export; what was written and what was left out."""
     with skipped_shards(silent=_DAMAGED) as skipped:
         result, duplicates = _export(args)

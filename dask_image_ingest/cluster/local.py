@@ -124,8 +124,8 @@ def start_cluster(
     Raises
     ------
     ArgumentError
-        For numbers that are not positive, unknown arguments, more workers than GPUs, and
-        ``asynchronous=True``.
+        For numbers that are not positive, unknown arguments, more workers than GPUs,
+        ``asynchronous=True``, and if ``rmm_pool_size`` is larger than ``device_memory_limit``.
     MissingDependencyError
         With ``gpu=True`` if dask-cuda is not installed.
 
@@ -269,7 +269,21 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
         initial = None  # CUDA's asynchronous pool grows on demand
     elif initial is None:
         maximum = None
+    if initial is not None and maximum is not None and _exceeds(initial, maximum):
+        raise ArgumentError(
+            f"rmm_pool_size={initial!r} is more than device_memory_limit={maximum!r}, to which the "
+            "pool may grow at most: pass a smaller pool or a larger limit"
+        )
     return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
+
+
+def _exceeds(size: Any, limit: Any) -> bool:
+    """Compare two sizes of GPU memory; only a mix of bytes and shares queries the GPU."""
+    if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
+        return bool(size > limit)
+    from dask_cuda.utils import parse_device_bytes
+
+    return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
 
 
 def _enable_spilling() -> None:

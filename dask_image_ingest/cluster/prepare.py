@@ -98,14 +98,8 @@ def broken_gpu() -> str | None:
 class PrepareWorker(LeaveBrokenGpu):
     """Worker plugin that applies the client's configuration and loads DALI.
 
-    Parameters
-    ----------
-    config
-        The client's configuration under ``image-ingest``.
-    device
-        Device that the worker decodes on; None to detect it.
-    own
-        Values that ``start_cluster`` sets for this cluster; they override ``config``.
+    ``device`` is what the worker decodes on, None to detect it; ``own`` are values that
+    ``start_cluster`` sets for this cluster, which override ``config``.
     """
 
     name = "image-ingest"

@@ -18,14 +18,14 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.curate.fingerprints import KINDS, Kind, Variant, check_variants
-from dask_image_ingest.curate.hamming import (
+from dask_image_ingest.curate.hash_store import StoredHashes, read_hashes
+from dask_image_ingest.curate.near_hashes import (
+    MEMORY,
     Nearest,
     first_equal,
     nearest,
     nearest_kept,
 )
-from dask_image_ingest.curate.hash_store import StoredHashes, read_hashes
-from dask_image_ingest.curate.hash_tables import MEMORY
 from dask_image_ingest.curate.ranking import (
     Keys,
     Ranked,
@@ -47,8 +47,6 @@ from dask_image_ingest.frames import backend_of
 
 # Twice ThreatExchange's own limit for a match. Unrelated photographs are never as near.
 _MAX_DISTANCE = 64
-
-_LEAST_MEMORY = 64 << 20
 
 
 def find_duplicates(
@@ -132,13 +130,9 @@ def find_duplicates(
     within ``distance`` of the one in ``duplicate.of``, the nearest kept row.
 
     Up to 131,072 different hashes, all near pairs are found. Of more, 99.9 % of random pairs at
-    ``distance`` are, and more of nearer ones: hashes are compared if they are equal in b of their
-    256 bits, in any of t tables, each of other bits. So of pairs that differ in d bits, about
-    1 - (1 - C(256 - d, b) / C(256, b)) ** t are found. About log2(rows) bits are taken, and as many
-    tables as make that 99.9 % at ``distance``. Hashes that are alike in crowds are searched once
-    more, among themselves, by tables of more bits, which may miss as many again. All rows that are
-    connected by near pairs are then compared with each other. Rows that have no fingerprint are
-    kept; a warning in the log counts them.
+    ``distance`` are, and more of nearer ones; hashes that are alike in crowds may lose as many
+    again. All rows that are connected by near pairs are then compared with each other. Rows that
+    have no fingerprint are kept; a warning in the log counts them.
 
     The ``"best"`` image is the larger that was not enlarged; of one size, colour before grey, RGB
     before CMYK, PNG before JPEG; then the one with more encoded bytes. An image counts as enlarged,
@@ -342,7 +336,7 @@ def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
 
 def _check_memory(memory: Any) -> int:
     nbytes = number_of_bytes(memory)
-    if nbytes is None or nbytes < _LEAST_MEMORY:
+    if nbytes is None or nbytes < 64 << 20:
         raise ArgumentError(f"memory={shown(memory)}: pass at least 64 MiB, in bytes or as '2 GiB'")
     return nbytes
 

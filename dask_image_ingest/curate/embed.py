@@ -92,7 +92,7 @@ def embed(
     >>> embedded = curate.embed(
     ...     ddf, lambda images: images.mean(axis=(1, 2)) / 255, column="color"
     ... )
-    >>> embedded[["__key__", "color"]].head(1)
+    >>> embedded[["__key__", "color"]].head(1).reset_index(drop=True)
       __key__                color
     0    0000  [0.555..., 0.414...
     """
@@ -161,7 +161,7 @@ def compute_scores(
     --------
     >>> warm = curate.Head([(np.array([[1.0, 0.0, -1.0]]), np.array([0.0]))])
     >>> scored = curate.compute_scores(frame, {"warm": warm})
-    >>> scored[["__key__", "score.warm"]].head(1).round(2)
+    >>> scored[["__key__", "score.warm"]].head(1).round(2).reset_index(drop=True)
       __key__  score.warm
     0    0000        0.18
     """
@@ -215,7 +215,7 @@ def compute_similarity(frame: Frame, other: Any, *, column: str = "embedding") -
     Examples
     --------
     >>> red = curate.compute_similarity(frame, np.array([1.0, 0.0, 0.0]))
-    >>> red[["__key__", "similarity"]].head(1).round(2)
+    >>> red[["__key__", "similarity"]].head(1).round(2).reset_index(drop=True)
       __key__  similarity
     0    0000         0.7
     """
@@ -291,7 +291,7 @@ def embed_texts(
     ...         return np.stack([image.mean(axis=(0, 1))[:2] for image in images])
     >>> both = curate.embed_texts(curate.embed(ddf, Lengths), Lengths)
     >>> matched = curate.compute_similarity(both, "text_embedding")
-    >>> matched[["__key__", "similarity"]].head(1).round(1)
+    >>> matched[["__key__", "similarity"]].head(1).round(1).reset_index(drop=True)
       __key__  similarity
     0    0000         0.8
     """

@@ -242,7 +242,7 @@ def compute_fingerprints(
     Examples
     --------
     >>> hashed = curate.compute_fingerprints(ddf, ["bytes", "pdq"])
-    >>> hashed[["fingerprint.bytes", "fingerprint.pdq_quality"]].head(2)
+    >>> hashed[["fingerprint.bytes", "fingerprint.pdq_quality"]].head(2).reset_index(drop=True)
                       fingerprint.bytes  fingerprint.pdq_quality
     0  ...                                                   100
     1  ...                                                   100
@@ -325,7 +325,9 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
         if not lazy:
             return _hash_bytes(frame, reference, storage_options)
         inputs = (reference,) if reference is not None else (*LOCATION_COLUMNS, "__key__")
-        return _hashed(frame.expr, inputs, reference, storage_options)
+        return new_collection(
+            MapColumns(frame.expr, _hash_bytes, (name,), inputs, reference, storage_options)
+        )
     referenced = references_of_images(frame, list(frame.columns), storage_options) if lazy else None
     if referenced is None:
         raise ArgumentError(
@@ -335,16 +337,9 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
         )
     rows, images = referenced
     image = next(iter(images))
-    hashed = _hashed(rows.expr, (image,), image, storage_options)
-    decoded = new_collection(Decode(hashed.expr, tuple(images.values())))
+    hashed = MapColumns(rows.expr, _hash_bytes, (name,), (image,), image, storage_options)
+    decoded = new_collection(Decode(hashed, tuple(images.values())))
     return decoded[[*frame.columns, name]]
-
-
-def _hashed(expr: Any, inputs: tuple[str, ...], reference: str | None, storage_options: Any) -> Any:
-    outputs = (column_of("bytes"),)
-    return new_collection(
-        MapColumns(expr, _hash_bytes, outputs, inputs, reference, storage_options)
-    )
 
 
 def _hash_bytes(frame: Any, reference: str | None, storage_options: dict[str, Any] | None) -> Any:

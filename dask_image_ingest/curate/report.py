@@ -589,12 +589,11 @@ def _labels(edges: np.ndarray) -> list[str]:
     """Labels of bins by their lower edges, with as few digits as keep them different."""
     largest = np.abs(edges).max()
     unit, scale = ("M", 1e6) if largest >= 1e6 else ("k", 1e3) if largest >= 1e4 else ("", 1.0)
-    labels: list[str] = []
     for digits in range(17):
         labels = [f"{round(edge / scale, digits) + 0.0:.{digits}f}{unit}" for edge in edges]
         if len(set(labels)) == len(labels):
-            break
-    return labels
+            return labels
+    return [f"{edge:.17g}" for edge in edges]
 
 
 def _group_rows(

@@ -124,7 +124,7 @@ def read_images(
         ``__url__`` (string), ``offset`` (int64: 0), ``nbytes`` (int64), ``format`` (string),
         ``height``, ``width``, ``channels`` (int32), ``error`` (string), ``label`` (int64) and
         ``class_name`` (string) with ``label="folder"``, and ``image``: struct<data: large_binary,
-        height, width, channels: int32>. The index numbers the rows. The common root is the folder
+        height, width, channels: int32>. The index is unique. The common root is the folder
         that is searched, or the deepest one that contains all files and all globs' fixed parts.
         A file that is gone when it is read, or can't be read, is a row with an ``error``.
 

@@ -117,7 +117,7 @@ def read_parquet_images(
         (``mask.error``). A column of the files takes precedence over one of these with its name.
         But columns of the files named ``__url__``, ``offset`` or ``nbytes`` are called
         ``table.__url__`` and so on: nothing opens what they locate, for example in an export. The
-        index is the number of a row in its file.
+        index is unique, and the same in all reads of a file.
 
     Raises
     ------

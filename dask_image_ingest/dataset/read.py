@@ -215,7 +215,7 @@ def read_webdataset_images(
         Columns ``__key__``, ``__url__``, ``offset``, ``nbytes``, ``format``, ``height``, ``width``,
         ``channels``, ``error``, those of members and of the sidecar, and ``image``: struct<data:
         large_binary, height, width, channels: int32> (on cuDF, which has no type for bytes, data:
-        list<uint8>), null if there is an error. The index numbers the samples of each shard. See
+        list<uint8>), null if there is an error. The index is unique, and the same in all reads. See
         ``.images`` for the pixels.
 
     Raises

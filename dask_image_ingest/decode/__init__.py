@@ -24,7 +24,6 @@ from dask_image_ingest.decode.decode_spec import (
     Mode,
     Resize,
     make_decode_spec,
-    shape_text,
 )
 from dask_image_ingest.decode.formats import SWAPPED, StoredHeader, read_stored_header
 from dask_image_ingest.decode.formats.header import (
@@ -71,5 +70,4 @@ __all__ = [
     "read_stored_header",
     "resize_arrays",
     "resized_cubic",
-    "shape_text",
 ]

@@ -12,6 +12,7 @@ import resource
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import IO, Any, NoReturn
 
 import numpy as np
@@ -26,7 +27,8 @@ from dask_image_ingest.errors import DaskImageIngestError
 # Set sys.path before the import, which may depend on it.
 _START = (
     "import pickle, sys; sys.path[:] = pickle.load(sys.stdin.buffer); "
-    "from dask_image_ingest.decode.crash_guard import serve; serve()"
+    "from dask_image_ingest.decode.crash_guard import serve; "
+    "from dask_image_ingest.decode.decode import decode_in_batches; serve(decode_in_batches)"
 )
 READY = "ready"
 
@@ -150,10 +152,8 @@ def _death_name(status: int) -> str:
 # --- in the subprocess ----------------------------------------------------------------------------
 
 
-def serve() -> NoReturn:
+def serve(decode: Callable[[EncodedImages, DecodeSpec, PixelBuffer], Pixels]) -> NoReturn:
     """Decode images from stdin until it is closed; replies go to stdout."""
-    from dask_image_ingest.decode.decode import decode_in_batches
-
     requests = sys.stdin.buffer
     # Send what decoders print to stderr, so that it does not mix with the replies.
     replies = os.fdopen(os.dup(1), "wb")
@@ -171,7 +171,7 @@ def serve() -> NoReturn:
         image = _OneImage()
         try:
             encoded = EncodedImages([header], [data].__getitem__, [origin].__getitem__)
-            pixels = decode_in_batches(encoded, decoding, image)
+            pixels = decode(encoded, decoding, image)
         except Exception as error:  # of the user's transform, for example; the parent raises it
             _reply(replies, error)
             continue

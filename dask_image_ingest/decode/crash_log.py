@@ -15,7 +15,7 @@ import os
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,6 +26,7 @@ from distributed import Worker, get_worker
 from distributed.utils import sync
 
 from dask_image_ingest.client import HAS_KILLED
+from dask_image_ingest.storage import LazyBytes
 
 _METADATA = "image-ingest-crashes"
 
@@ -99,11 +100,11 @@ class Crashers:
     def __bool__(self) -> bool:
         return bool(self._deaths)
 
-    def death(self, data: Any) -> str | None:
+    def death(self, data: LazyBytes) -> str | None:
         """Signal or exit status of the decoder that this image kills; None if not known."""
         if len(data) not in self._sizes:
             return None
-        return self._deaths.get(_crash_name(bytes(data)))
+        return self._deaths.get(_crash_name(bytes(data[:])))
 
 
 def folder() -> str:
@@ -147,7 +148,7 @@ def _has_killed(worker: Worker) -> bool:
     return False
 
 
-def _call_scheduler(worker: Worker, function: Any, **arguments: Any) -> Any:
+def _call_scheduler(worker: Worker, function: Callable[..., Any], **arguments: Any) -> Any:
     """Call a function of the worker's scheduler; None if it can't be reached."""
     with suppress(OSError, TimeoutError, RuntimeError):
         return sync(worker.loop, function, callback_timeout=_TIMEOUT, **arguments)

@@ -52,11 +52,6 @@ Device = Literal["cpu", "gpu"]
 ImageShape = tuple[int | None, int | None, int | None]
 
 
-def shape_text(height: int | None, width: int | None, channels: int | None) -> str:
-    """A shape in words, with "?" for unknown edges."""
-    return " × ".join("?" if edge is None else str(edge) for edge in (height, width, channels))
-
-
 @dataclass(frozen=True, eq=False)
 class DecodeSpec:
     """Decode options. Equal options share one DALI pipeline in a process.

@@ -14,7 +14,9 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode.buffers import Origin
@@ -79,7 +81,7 @@ Augment: TypeAlias = Literal["random_resized_crop"] | RandomResizedCrop
 _NAME: Final = "random_resized_crop"
 
 
-def parse_augment(augment: Any) -> RandomResizedCrop | None:
+def parse_augment(augment: object) -> RandomResizedCrop | None:
     """Validate the argument ``augment=``.
 
     Raises
@@ -105,7 +107,7 @@ class Region(NamedTuple):
     width: int
     mirrored: bool
 
-    def of(self, image: Any) -> Any:
+    def of(self, image: np.ndarray) -> np.ndarray:
         """View of this part of an array (height, width, channels), not mirrored."""
         return image[self.top : self.top + self.height, self.left : self.left + self.width]
 

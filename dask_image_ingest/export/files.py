@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import groupby
-from operator import itemgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -292,26 +291,19 @@ def take_rows(output: OutputStore, places: pa.RecordBatch) -> pa.Table | None:
 
     Each batch is read once. None if no row is in a file (its part is null).
     """
-    parts, batches, rows = (places.column(name) for name in ("part", "batch", "row"))
-    by_batch: dict[tuple[str, int], list[int]] = {}
-    for number, (part, batch) in enumerate(
-        zip(parts.to_pylist(), batches.to_pylist(), strict=True)
-    ):
-        if part is not None:
-            by_batch.setdefault((part, batch), []).append(number)
+    groups = places.select(["part", "batch"]).to_pandas().groupby(["part", "batch"]).indices
     tables: list[pa.Table] = []
-    order: list[int] = []
-    for part, of_part in groupby(sorted(by_batch), key=itemgetter(0)):
+    order: list[np.ndarray] = []
+    for part, of_part in groupby(groups.items(), key=lambda group: group[0][0]):
         with _opened(output, part) as reader:
-            for _, batch in of_part:
-                numbers = by_batch[part, batch]
+            for (_, batch), numbers in of_part:
                 table = pa.Table.from_batches([reader.get_batch(batch)])
-                tables.append(table.take(rows.take(pa.array(numbers))))
-                order += numbers
+                tables.append(table.take(places.column("row").take(pa.array(numbers))))
+                order.append(numbers)
     if not tables:
         return None
     whole = pa.concat_tables(tables, promote_options="permissive")
-    return whole.take(pa.array(np.argsort(order))).combine_chunks()
+    return whole.take(pa.array(np.argsort(np.concatenate(order)))).combine_chunks()
 
 
 @contextmanager
@@ -323,7 +315,7 @@ def _opened(output: OutputStore, name: str) -> Iterator[pa.ipc.RecordBatchFileRe
         yield pa.ipc.open_file(file)
 
 
-def to_bytes(table: pa.Table) -> bytes:
+def table_to_bytes(table: pa.Table) -> bytes:
     """Serialize a table, including its metadata."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
@@ -331,6 +323,6 @@ def to_bytes(table: pa.Table) -> bytes:
     return sink.getvalue().to_pybytes()
 
 
-def from_bytes(data: bytes) -> pa.Table:
+def table_from_bytes(data: bytes) -> pa.Table:
     """Deserialize a table."""
     return pa.ipc.open_stream(data).read_all()

@@ -8,7 +8,7 @@ sparse members) are expanded to a staged file, so that writing a shard only copi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate, chain
@@ -130,7 +130,10 @@ def locate_members(
     # Where the columns of each row are in these tables, one after the other.
     places = np.arange(len(rows))
     if missing:
-        tasks = list(_tasks(missing, [_is_file(rows, numbers[position]) for position in missing]))
+        # A task for each shard, and one for several image files.
+        files = [position for position in missing if _is_file(rows, numbers[position])]
+        tasks = [[position] for position in np.setdiff1d(missing, files).tolist()]
+        tasks += [files[n : n + _FILES_PER_TASK] for n in range(0, len(files), _FILES_PER_TASK)]
         made = [f"made:{member.extension}" for member in context.options.members.from_columns]
         to_locate = rows.select(["key", "offset", "nbytes", "part", "batch", "row", *made])
         to_locate = to_locate.set_column(3, "part", to_locate.column("part").cast(pa.string()))
@@ -164,18 +167,6 @@ def locate_members(
 def _is_file(rows: pa.Table, numbers: np.ndarray) -> bool:
     """True for a source that is an image file: no member of a tar begins at byte 0."""
     return len(numbers) == 1 and rows.column("offset")[int(numbers[0])].as_py() == 0
-
-
-def _tasks(sources: Sequence[int], is_file: Sequence[bool]) -> Iterator[list[int]]:
-    """Group sources into tasks: one per shard, and several image files in one."""
-    files: list[int] = []
-    for source, is_image in zip(sources, is_file, strict=True):
-        if is_image:
-            files.append(source)
-        else:
-            yield [source]
-    for start in range(0, len(files), _FILES_PER_TASK):
-        yield files[start : start + _FILES_PER_TASK]
 
 
 def _locate_batch(

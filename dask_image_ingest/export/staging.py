@@ -27,9 +27,9 @@ from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.files import (
     ExportContext,
-    from_bytes,
     staged_name,
-    to_bytes,
+    table_from_bytes,
+    table_to_bytes,
     write_batches,
 )
 from dask_image_ingest.export.locate import SourceShard, locate_in_task
@@ -37,7 +37,7 @@ from dask_image_ingest.export.member_selection import Row, as_table
 from dask_image_ingest.export.members import ColumnMember, member_bytes
 from dask_image_ingest.export.query import encoded_columns
 from dask_image_ingest.export.stored_images import (
-    extension_of,
+    stored_extension,
     stored_files,
     stored_name,
     with_stored,
@@ -67,7 +67,7 @@ class StagedRows:
     known: dict[str, SourceShard | None]
 
 
-def sidecar_columns(frame: Any) -> list[str]:
+def columns_to_export(frame: Any) -> list[str]:
     """The columns of a frame for its sidecars: valid in other shards, and without a decode.
 
     All except images, references, columns of encoded images that were decoded, ``error``, and
@@ -123,7 +123,7 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
         empty = frame._meta
     else:
         parts, empty = staging(frame), frame[:0]
-    tables = [from_bytes(part) for part in parts["rows"]]
+    tables = [table_from_bytes(part) for part in parts["rows"]]
     rows = pa.concat_tables(tables, promote_options="permissive").unify_dictionaries()
     empty = without(empty, [*image_columns(empty), *reference_columns(empty)])
     schema = _sidecar_schema(empty, tables) if options.sidecar else None
@@ -216,7 +216,7 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
         "columns": sidecar_schema.serialize().to_pybytes(),
         "source": json.dumps(source and asdict(source)),
     }
-    staged = to_bytes(staged.replace_schema_metadata(metadata))
+    staged = table_to_bytes(staged.replace_schema_metadata(metadata))
     return pd.DataFrame({"rows": pd.array([staged], dtype=_BYTES)})
 
 
@@ -230,7 +230,7 @@ def _stored(
     name = stored_name(column)
     references = references_of(frame, name if name in frame.columns else column)
     files = stored_files(references, storage_options)
-    extensions = [None if file is None else extension_of(file) for file in files]
+    extensions = [None if file is None else stored_extension(file) for file in files]
     return {
         member.extension: pa.array(
             [

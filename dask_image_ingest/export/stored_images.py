@@ -168,11 +168,11 @@ _EXTENSIONS: Final = {
 }
 _OTHER: Final = "img"
 
-#: The extensions that `extension_of` gives.
+#: The extensions that `stored_extension` gives.
 STORED_EXTENSIONS: Final = (*_EXTENSIONS.values(), _OTHER)
 
 
-def extension_of(file: bytes) -> str:
+def stored_extension(file: bytes) -> str:
     """The extension of an image by its first bytes."""
     return _EXTENSIONS.get(image_format(file[:SIGNATURE_BYTES]) or "", _OTHER)
 

@@ -50,7 +50,7 @@ from dask_image_ingest.export.query import (
     source_options_of,
 )
 from dask_image_ingest.export.shard_plan import ShardPlan, make_plan
-from dask_image_ingest.export.staging import sidecar_columns, stage_frame
+from dask_image_ingest.export.staging import columns_to_export, stage_frame
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
 from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.frames import image_columns, reference_columns
@@ -206,7 +206,7 @@ def to_webdataset(
         raise ArgumentError(
             f"bytes_per_shard={bytes_per_shard!r}: pass bytes, or a text such as '1 GB'"
         )
-    columns = sidecar_columns(frame)
+    columns = columns_to_export(frame)
     has_samples = {"__url__", "offset"} <= {*columns}
     options = Options(
         template=template,
@@ -227,7 +227,7 @@ def to_webdataset(
     if source_options is None:
         source_options = source_options_of(frame)
     context = ExportContext(output, options, output.url, source_options)
-    return export(frame, columns, context, resume=resume, overwrite=overwrite)
+    return run_export(frame, columns, context, resume=resume, overwrite=overwrite)
 
 
 _SAMPLES_PER_SHARD = 10_000
@@ -313,7 +313,7 @@ def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members)
 _STAGED_LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 
-def export(
+def run_export(
     frame: Any, columns: Sequence[str], context: ExportContext, *, resume: bool, overwrite: bool
 ) -> pd.DataFrame:
     """Write a frame's samples as shards; see `to_webdataset`."""

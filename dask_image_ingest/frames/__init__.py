@@ -5,6 +5,7 @@ its columns. No other subpackage imports cuDF.
 """
 
 from dask_image_ingest.frames.arrow_types import (
+    NullsError,
     as_lists,
     bytes_of,
     has_type,
@@ -13,9 +14,11 @@ from dask_image_ingest.frames.arrow_types import (
     is_list,
     is_number,
     is_text,
+    is_value,
     list_sizes,
     nesting,
     parse_type,
+    row_values,
     tensor_type,
     type_name,
 )
@@ -23,17 +26,15 @@ from dask_image_ingest.frames.backend import (
     Backend,
     BackendName,
     NewColumn,
-    gpus,
-    register_accessor,
-    workers,
-)
-from dask_image_ingest.frames.choose import (
     backend_of,
     choose_backend,
     get_backend,
+    gpus,
     image_columns,
     reference_columns,
+    register_accessor,
     without,
+    workers,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
 from dask_image_ingest.frames.nested_dtype import as_tensors, tensor_array
@@ -56,7 +57,6 @@ from dask_image_ingest.frames.reference_dtype import (
     references_of_fields,
     with_urls,
 )
-from dask_image_ingest.frames.row_values import NullsError, is_value, row_values
 
 __all__ = [
     "IMAGE",

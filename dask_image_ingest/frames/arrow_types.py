@@ -1,7 +1,8 @@
-"""Arrow types: predicates, and conversion to and from the names that users write."""
+"""Arrow types: predicates, the names that users write, and the values of nested columns."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import re
@@ -10,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _PYTHON_TYPES = {
     str: pa.string(),
@@ -33,13 +35,7 @@ _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
 
 
 def parse_type(type_: Any) -> pa.DataType:
-    """Arrow type for an Arrow type, a name, or a type of Python or NumPy.
-
-    Raises
-    ------
-    TypeError, ValueError, LookupError, pyarrow.ArrowException
-        If it is not a type.
-    """
+    """Arrow type for an Arrow type, a name, or a type of Python or NumPy."""
     if isinstance(type_, pa.DataType):
         return type_
     if isinstance(type_, str):
@@ -66,9 +62,19 @@ def is_number(type_: pa.DataType) -> bool:
     return bool(pa.types.is_integer(type_) or pa.types.is_floating(type_))
 
 
+def is_value(type_: pa.DataType) -> bool:
+    """True for numbers and booleans."""
+    return is_number(type_) or bool(pa.types.is_boolean(type_))
+
+
 def is_list(type_: pa.DataType) -> bool:
     """True for lists of variable length."""
     return bool(pa.types.is_list(type_) or pa.types.is_large_list(type_))
+
+
+def is_any_list(type_: pa.DataType) -> bool:
+    """True for lists of variable or fixed length."""
+    return is_list(type_) or bool(pa.types.is_fixed_size_list(type_))
 
 
 def has_type(type_: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
@@ -82,7 +88,7 @@ def nesting(type_: pa.DataType) -> tuple[int, pa.DataType]:
     if (tensor := tensor_type(type_)) is not None:
         return len(tensor.shape), tensor.value_type
     depth = 0
-    while is_list(type_) or pa.types.is_fixed_size_list(type_):
+    while is_any_list(type_):
         depth, type_ = depth + 1, type_.value_type
     return depth, type_
 
@@ -108,7 +114,7 @@ def list_sizes(type_: pa.DataType) -> list[int | None]:
     if (tensor := tensor_type(type_)) is not None:
         return list(tensor.shape)
     sizes: list[int | None] = []
-    while is_list(type_) or pa.types.is_fixed_size_list(type_):
+    while is_any_list(type_):
         sizes.append(None if is_list(type_) else type_.list_size)
         type_ = type_.value_type
     return sizes
@@ -227,3 +233,77 @@ def _leaf(name: str) -> pa.DataType:
         decimal = getattr(pa, f"decimal{match[1]}")
         return decimal(int(match[2]), int(match[3]))
     return pa.type_for_alias(name)
+
+
+# --- values -------------------------------------------------------------------------------------
+
+
+class NullsError(ValueError):
+    """Raised for integers or booleans with nulls, which an array has no value for."""
+
+
+def row_values(column: pa.Array) -> list[Any]:
+    """Each row of an Arrow column; None for null.
+
+    Lists of numbers are arrays (k,), with NaN for null floats; lists of such lists arrays (k, d),
+    if they have one length, else lists of arrays. Structs are dicts of such values. Anything else
+    is a Python value. An empty list is an array of shape (0,), or (0, 0) if it is one of lists;
+    (0, d) if these have a fixed length by their type.
+    """
+    if is_any_list(column.type):
+        return _list_rows(column)
+    if pa.types.is_struct(column.type):
+        fields = {
+            field.name: row_values(values)
+            for field, values in zip(column.type, column.flatten(), strict=True)
+        }
+        present = column.is_valid().to_pylist()
+        return [
+            {name: values[row] for name, values in fields.items()} if present[row] else None
+            for row in range(len(column))
+        ]
+    return column.to_pylist()
+
+
+def regular(values: Any) -> Any:
+    """Stack arrays of one shape; return anything else unchanged."""
+    if not isinstance(values, list) or not values:
+        return values
+    shapes = {value.shape if isinstance(value, np.ndarray) else None for value in values}
+    return np.stack(values) if len(shapes) == 1 and None not in shapes else values
+
+
+def _list_rows(column: pa.Array) -> list[Any]:
+    """The lists of a column."""
+    items = _item_values(column.flatten())
+    empty = _empty(column.type)
+    lengths = pc.list_value_length(column).fill_null(0).to_numpy()
+    ends = np.cumsum(lengths)
+    present = column.is_valid().to_numpy(zero_copy_only=False)
+    return [
+        (regular(items[start:end]) if start < end else copy.copy(empty)) if is_present else None
+        for start, end, is_present in zip(ends - lengths, ends, present, strict=True)
+    ]
+
+
+def _item_values(array: pa.Array) -> Any:
+    """The values of an Arrow array, as an array if types and lengths allow it; else as a list."""
+    if is_value(array.type):
+        if array.null_count and not pa.types.is_floating(array.type):
+            raise NullsError
+        return array.to_numpy(zero_copy_only=False)
+    if is_any_list(array.type) and len(array) and not array.null_count:
+        lengths = pc.list_value_length(array).to_numpy()
+        if lengths[0] and (lengths == lengths[0]).all():
+            items = _item_values(array.flatten())
+            if isinstance(items, np.ndarray):
+                return items.reshape(len(array), lengths[0], *items.shape[1:])
+    return regular(row_values(array))
+
+
+def _empty(type_: pa.DataType) -> Any:
+    """The value of a list without items: an array, or a list if the items are no numbers."""
+    shape = [0]
+    while is_any_list(type_ := type_.value_type):
+        shape.append(type_.list_size if pa.types.is_fixed_size_list(type_) else 0)
+    return np.empty(shape, type_.to_pandas_dtype()) if is_value(type_) else []

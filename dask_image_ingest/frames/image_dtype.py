@@ -47,13 +47,7 @@ def holds_images(type_: pa.DataType) -> bool:
 
 
 def as_images(array: Any) -> Any:
-    """Convert an Arrow array or chunked array to ``IMAGE``, without a copy of the pixels.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If it does not hold images.
-    """
+    """Convert an Arrow array or chunked array to ``IMAGE``, without a copy of the pixels."""
     if array.type.equals(IMAGE):
         return array
     if not holds_images(array.type):
@@ -187,13 +181,7 @@ def as_uint8(pixels: np.ndarray) -> np.ndarray:
 
 
 def as_pixels(value: Any) -> np.ndarray | None:
-    """Pixels of a `DecodedImage`, an array, or a row of the Arrow struct; None for a null.
-
-    Raises
-    ------
-    OperandError
-        For any other value.
-    """
+    """Pixels of a `DecodedImage`, an array, or a row of the Arrow struct; None for a null."""
     if isinstance(value, DecodedImage):
         return np.asarray(value)
     if isinstance(value, Mapping):
@@ -305,9 +293,6 @@ class ImageArray(NestedArray):
         if any(isinstance(value, DecodedImage) for value in values):
             return self._from_sequence(values)
         return super()._cast_pointwise_result(values)
-
-    def _explode(self) -> Any:
-        return self.copy(), np.ones(len(self), np.uint64)
 
     def _objects(self) -> Iterator[DecodedImage | None]:
         return (None if view is None else DecodedImage(view) for view in self.views())

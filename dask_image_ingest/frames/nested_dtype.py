@@ -25,7 +25,7 @@ from dask.dataframe.extensions import make_array_nonempty
 from dask_image_ingest.errors import ArgumentError, OperandError
 from dask_image_ingest.frames.arrow_types import (
     as_lists,
-    is_list,
+    is_any_list,
     is_text,
     named_type,
     tensor_type,
@@ -54,9 +54,12 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     def _objects(self) -> Iterator[Any]:
         """Each row as a Python object; None for a null."""
 
-    @abstractmethod
     def _bytes(self) -> Iterator[bytes | None]:
         """Bytes that are equal if and only if rows are; None for a null."""
+        return (None if value is None else repr(value).encode() for value in self._objects())
+
+    def _explode(self) -> Any:
+        return self.copy(), np.ones(len(self), np.uint64)
 
     # Conversion and access.
 
@@ -369,13 +372,10 @@ class NestedColumn(NestedArray):
     def _objects(self) -> Iterator[Any]:
         return iter(self._pa_array.to_pylist())
 
-    def _bytes(self) -> Iterator[bytes | None]:
-        return (None if value is None else repr(value).encode() for value in self._objects())
-
     def _explode(self) -> Any:
         lists = self._pa_array
         if pa.types.is_struct(lists.type):
-            return self.copy(), np.ones(len(self), np.uint64)
+            return super()._explode()
         if pa.types.is_large_list(lists.type):  # pandas does not explode these
             lists = lists.cast(pa.list_(lists.type.value_type))
         items, counts = pd.arrays.ArrowExtensionArray(lists)._explode()
@@ -520,11 +520,6 @@ def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType
     """Convert an Arrow column of tensors or lists to tensors.
 
     Lists are nested as the shape, or flat.
-
-    Raises
-    ------
-    pyarrow.ArrowInvalid
-        If a row has another number of values, or nulls among them.
     """
     if array.type == type_:
         return array
@@ -539,7 +534,7 @@ def as_tensors(array: pa.Array | pa.ChunkedArray, type_: pa.FixedShapeTensorType
     present = column.is_valid().to_numpy(zero_copy_only=False)
     values = column.drop_null()
     count, lengths = len(values), []
-    while is_list(values.type) or pa.types.is_fixed_size_list(values.type):
+    while is_any_list(values.type):
         items = values.flatten()
         lengths.append(len(items) // max(1, len(values)))
         if (pc.list_value_length(values).to_numpy(zero_copy_only=False) != lengths[-1]).any():
@@ -572,12 +567,7 @@ def _flat(storage: pa.FixedSizeListArray) -> np.ndarray:
 
 
 def _row(value: Any, dtype: TensorDtype) -> np.ndarray:
-    """A user's value as an array of the dtype's shape.
-
-    Raises
-    ------
-    OperandError
-    """
+    """A user's value as an array of the dtype's shape."""
     array = np.asarray(value)
     if array.dtype == object:  # of pandas: nested lists of parquet are arrays of arrays
         array = np.array(_as_lists(value), None)

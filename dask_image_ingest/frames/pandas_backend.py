@@ -7,6 +7,7 @@ import json
 import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import numpy as np
@@ -14,7 +15,14 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
-from dask_image_ingest.frames.arrow_types import is_list, is_text, tensor_type
+from dask_image_ingest.frames.arrow_types import (
+    has_type,
+    is_list,
+    is_text,
+    regular,
+    row_values,
+    tensor_type,
+)
 from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
@@ -33,7 +41,6 @@ from dask_image_ingest.frames.nested_dtype import (
 )
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
-from dask_image_ingest.frames.row_values import regular, row_values
 
 
 def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
@@ -98,26 +105,14 @@ def _address(array: Any) -> int:
 def frame_from_storage(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
     """Restore the columns of ``meta`` from a stored table."""
     metadata = json.loads(table.schema.metadata[b"pandas"])
-    for column in metadata["columns"]:
-        if metadata["creator"]["library"] == "cudf" and column["field_name"] in meta.columns:
-            column["numpy_type"] = str(meta[column["field_name"]].dtype)  # not cuDF's names
-        try:
-            pd.api.types.pandas_dtype(column["numpy_type"])
-        except (TypeError, ValueError, NotImplementedError):
-            column["numpy_type"] = "object"  # which pandas has a name for, but can't parse
-    table = table.replace_schema_metadata({b"pandas": json.dumps(metadata).encode()})
-    frame = table.to_pandas()
-    for name, dtype in meta.dtypes.items():
-        if isinstance(dtype, pd.ArrowDtype) and frame[name].dtype == object:
-            frame[name] = pd.Series(dtype.__from_arrow__(table.column(name)), frame.index)
-    for column in metadata["columns"]:
-        name = column["field_name"]
-        if column["pandas_type"] == "categorical" and name in meta.columns:
-            is_ordered = (column["metadata"] or {}).get("ordered")
-            frame[name] = _categories(frame[name], is_ordered, meta[name].dtype)
-    if isinstance(meta.index.dtype, pd.StringDtype):
-        frame.index = frame.index.astype(meta.index.dtype)
-    frame = frame[list(meta.columns)]
+    descriptions = {column["field_name"]: column for column in metadata["columns"]}
+    if metadata["creator"]["library"] == "cudf":  # its dtype names don't apply
+        descriptions = {n: column | {"numpy_type": None} for n, column in descriptions.items()}
+    columns = {
+        name: _restored(table.column(name), descriptions[name], meta[name].dtype)
+        for name in meta.columns
+    }
+    frame = pd.DataFrame(columns, index=_index(table, metadata, descriptions, meta.index))
     return frame if len(meta.columns) else frame.set_axis(meta.columns, axis=1)
 
 
@@ -127,13 +122,59 @@ def index_columns(schema: pa.Schema) -> list[str]:
     return [name for name in index if isinstance(name, str)]
 
 
-def _categories(values: pd.Series, ordered: bool | None, meta: Any) -> pd.Series:
+def _index(table: pa.Table, metadata: Any, descriptions: Any, meta: pd.Index) -> pd.Index:
+    (index,) = metadata["index_columns"]
+    if isinstance(index, dict):
+        return pd.RangeIndex(index["start"], index["stop"], index["step"], name=meta.name)
+    values = _restored(table.column(index), descriptions[index], meta.dtype)
+    return pd.Index(values, name=meta.name)
+
+
+def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -> Any:
+    """Values of a stored column in their original dtype; ``meta`` is the expected one."""
+    if description["pandas_type"] == "categorical" and description["metadata"]:
+        return _categories(column.to_pandas(), description["metadata"]["ordered"], meta)
+    dtype = meta
+    if description["numpy_type"] in (None, str(meta)):
+        type_ = meta.pyarrow_dtype if isinstance(meta, pd.ArrowDtype) else pa.null()
+        if has_type(type_, pa.types.is_dictionary):
+            column = pa.chunked_array([_encoded(chunk, type_) for chunk in column.chunks], type_)
+    elif isinstance(meta, pd.ArrowDtype) and pa.types.is_decimal(column.type):
+        dtype = pd.ArrowDtype(column.type)  # the description says "object"
+    elif isinstance(meta, pd.DatetimeTZDtype) and pa.types.is_timestamp(column.type):
+        pass  # the description has no time zone, and of old versions of pyarrow another unit
+    else:
+        # A function returned another dtype than its meta. Arrow's if pandas has no such name.
+        with suppress(TypeError, ValueError, NotImplementedError):
+            dtype = pd.api.types.pandas_dtype(description["numpy_type"])
+    if hasattr(dtype, "__from_arrow__"):
+        return dtype.__from_arrow__(column)
+    values = column.to_pandas()
+    if isinstance(values.dtype, pd.DatetimeTZDtype) and isinstance(dtype, np.dtype):
+        dtype = pd.DatetimeTZDtype(np.datetime_data(dtype)[0], values.dtype.tz)
+    return (values.astype(dtype) if dtype.kind in "iufbmM" else values).array
+
+
+def _encoded(array: pa.Array, type_: pa.DataType) -> pa.Array:
+    """An array of a type with dictionaries; parquet keeps those of strings, else the values."""
+    if array.type == type_:
+        return array
+    if pa.types.is_dictionary(type_):
+        encoded = array.cast(type_.value_type).dictionary_encode()
+        indices = encoded.indices.cast(type_.index_type)
+        return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=type_.ordered)
+    if pa.types.is_struct(type_):
+        fields = [_encoded(array.field(number), field.type) for number, field in enumerate(type_)]
+        return pa.StructArray.from_arrays(fields, fields=list(type_), mask=array.is_null())
+    items = _encoded(array.values, type_.field(0).type)
+    own = array.buffers()[: 1 if pa.types.is_fixed_size_list(type_) else 2]
+    return pa.Array.from_buffers(type_, len(array), own, offset=array.offset, children=[items])
+
+
+def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
     # Parquet keeps only the categories that occur, and numeric categories as plain numbers.
-    dtype = pd.CategoricalDtype(ordered=ordered)
-    result = values if values.dtype == "category" else values.astype(dtype)
-    fits = isinstance(meta, pd.CategoricalDtype) and set(result.cat.categories) <= set(
-        meta.categories
-    )
+    result = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
+    fits = isinstance(meta, pd.CategoricalDtype) and set(result.categories) <= set(meta.categories)
     return result.astype(meta) if fits else result
 
 

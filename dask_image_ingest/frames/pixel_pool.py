@@ -51,13 +51,7 @@ class SharedBlock(mmap.mmap):
     _process: int
 
     def __new__(cls, nbytes: int) -> SharedBlock:
-        """Allocate a block.
-
-        Raises
-        ------
-        OSError
-            If the system does not support memfd, or is out of memory or descriptors.
-        """
+        """Allocate a block."""
         if not hasattr(os, "memfd_create"):
             raise OSError("this Python has no os.memfd_create")
         file = os.memfd_create("pixels")

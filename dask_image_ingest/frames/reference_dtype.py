@@ -130,13 +130,7 @@ def holds_references(type_: pa.DataType) -> bool:
 
 
 def as_references(array: Any) -> Any:
-    """Convert an Arrow array or chunked array to ``REFERENCE``.
-
-    Raises
-    ------
-    pyarrow.ArrowException
-        If it does not hold references.
-    """
+    """Convert an Arrow array or chunked array to ``REFERENCE``."""
     if array.type.equals(REFERENCE):
         return array
     if not holds_references(array.type):
@@ -196,12 +190,6 @@ class ReferenceArray(NestedArray):
     def _objects(self) -> Iterator[ImageReference | None]:
         for value in self._pa_array.to_pylist():
             yield None if value is None else ImageReference(**value)
-
-    def _bytes(self) -> Iterator[bytes | None]:
-        return (None if value is None else repr(value).encode() for value in self._objects())
-
-    def _explode(self) -> Any:
-        return self.copy(), [1] * len(self)
 
 
 ReferenceDtype.array_class = ReferenceArray

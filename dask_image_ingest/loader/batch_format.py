@@ -1,8 +1,9 @@
-"""Conversion of rows to batches: NumPy or CuPy arrays, or torch tensors."""
+"""Rows of partitions, and their conversion to batches of NumPy or CuPy arrays, or torch tensors."""
 
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -165,7 +166,7 @@ class BatchRows:
 
     def copied(self) -> BatchRows:
         """Copy the rows: a copy does not keep their partition in memory."""
-        images = {name: [each.copy() for each in arrays] for name, arrays in self.images.items()}
+        images = {name: [image.copy() for image in arrays] for name, arrays in self.images.items()}
         columns = {name: copy.deepcopy(values) for name, values in self.columns.items()}
         return BatchRows(self.count, images, columns)
 
@@ -211,6 +212,54 @@ def rows_of(
         images = {name: [arrays[row] for row in present] for name, arrays in images.items()}
     columns = {name: _column(rows[name], meta[name].dtype, backend) for name in rows.columns}
     return BatchRows(len(present), images, columns), present
+
+
+# A partition that is being read: waits for it.
+Reading = Callable[[], Any]
+
+# Takes rows with images from a frame, with their numbers: `rows_of` with some of its arguments.
+RowsOf = Callable[[Any], tuple[BatchRows, np.ndarray]]
+
+# Waits for rows: those that have an image, and the places of these among all.
+Result = Callable[[], tuple[BatchRows, np.ndarray]]
+
+
+class HeldPartition:
+    """A computed partition; its rows are taken when they are first asked for."""
+
+    def __init__(self, reading: Reading, rows_of: RowsOf) -> None:
+        self._reading: Reading | None = reading
+        self._rows_of = rows_of
+
+    @functools.cached_property
+    def rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
+        """The rows that have an image, and the number of each row of all among them, else -1."""
+        assert self._reading is not None
+        frame, self._reading = self._reading(), None
+        rows, present = self._rows_of(frame)
+        places = np.full(len(frame), -1)
+        places[present] = np.arange(len(present))
+        return rows, places
+
+
+def rows_in_order(
+    parts: Sequence[tuple[HeldPartition, np.ndarray]], order: np.ndarray, backend: Backend
+) -> tuple[BatchRows, np.ndarray]:
+    """Rows of several partitions in an order: those with an image, and their places among all."""
+    taken, has_image = [], []
+    for partition, numbers in parts:
+        rows, places = partition.rows_and_places
+        place = places[numbers]
+        has_image.append(place >= 0)
+        taken.append(rows.take(place[place >= 0]))
+    joined = BatchRows.of(taken, backend)
+    if not len(order):
+        return joined, order
+    # The position of each row among all; of the joined ones among themselves.
+    present = np.concatenate(has_image)
+    joined_place = np.cumsum(present) - 1
+    here = np.flatnonzero(present[order])
+    return joined.take(joined_place[order[here]]), here
 
 
 def _column(series: Any, dtype: Any, backend: Backend) -> Any:

@@ -28,6 +28,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
+    Result,
     batch_of,
     converter,
     parse_normalize,
@@ -44,9 +45,15 @@ from dask_image_ingest.loader.order import (
     mixed_epoch,
 )
 from dask_image_ingest.loader.position import Position, Share, parse_start
-from dask_image_ingest.loader.reader import Reader, Result, open_reader, rows_between
+from dask_image_ingest.loader.reader import Reader
 from dask_image_ingest.loader.sampling import Sampling, bucket_of_rows
-from dask_image_ingest.loader.source import Facts, FrameSource, ReferenceSource, check_count, once
+from dask_image_ingest.loader.source import (
+    Facts,
+    FrameSource,
+    ReferenceSource,
+    check_count,
+    once,
+)
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many.
@@ -60,14 +67,10 @@ _AHEAD = 4
 _HELD_BYTES = 1 << 30
 _LEAST_HELD = 2
 
+# Rows of an epoch that never ends.
+_FOREVER = 2**62
+
 Item = TypeVar("Item")
-
-
-class Shares(NamedTuple):
-    """Shares of several frames in a step, and whether those with rows left go on without others."""
-
-    values: np.ndarray
-    longest: bool
 
 
 @dataclass(frozen=True)
@@ -88,8 +91,10 @@ class Schedule:
         Rows that are drawn by a column.
     buckets : int64 array, shape (buckets, 2), or None
         Heights and widths.
-    shares : Shares or None
-        Shares of several frames.
+    shares : float64 array, shape (frames,), or None
+        Shares of several frames in a step.
+    longest : bool
+        Whether frames with rows left go on without others.
     """
 
     shuffle: int | None = None
@@ -98,7 +103,8 @@ class Schedule:
     repeat: bool = False
     sampling: Sampling | None = None
     buckets: np.ndarray | None = None
-    shares: Shares | None = None
+    shares: np.ndarray | None = None
+    longest: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -113,6 +119,7 @@ class Schedule:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
+        check_flag("longest", self.longest)
         if self.repeat and self.steps is not None:
             raise ArgumentError(
                 "repeat=True never ends, and steps= ends an epoch: pass one of them"
@@ -202,7 +209,7 @@ class Batches:
         TypeError
             If the epoch never ends.
         """
-        if self._plan.length is None:
+        if self._schedule.repeat:
             raise TypeError("an epoch with repeat=True never ends: it has no length")
         return self._plan.count(self._drop_last)
 
@@ -218,7 +225,7 @@ class Batches:
         return self._position_at(self._next_row)
 
     def _position_at(self, row: int) -> Position:
-        rows = self._plan.length
+        rows = None if self._schedule.repeat else self._plan.length
         return Position(self._epoch, row, self._schedule.shuffle, rows, self._digest)
 
     @functools.cached_property
@@ -269,8 +276,6 @@ class Batches:
     def _is_end(self, row: int) -> bool:
         """True if no step of a plan begins at ``row``."""
         plan = self._plan
-        if plan.length is None:
-            return False
         is_short = self._drop_last and plan.after(row, 1) - row < plan.size
         return row >= plan.length or is_short
 
@@ -299,11 +304,11 @@ class Batches:
             readers = READERS if schedule.shuffle is None else self._readers(number)
             streams.append(Stream(counts, schedule.shuffle, readers, weights, number))
         if schedule.shares is not None:
-            shares, longest = schedule.shares
-            return mixed_epoch(streams, size, shares, schedule.shuffle or 0, self._epoch, longest)
+            seed = schedule.shuffle or 0
+            return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
         (stream,) = streams
         if schedule.repeat:
-            return Epoch(streams, [0], size, None if stream.length else 0)
+            return Epoch(streams, [0], size, _FOREVER if stream.length else 0)
         if length is None or not stream.length:
             length = stream.length
         begin = self._epoch * length
@@ -422,7 +427,7 @@ class Batches:
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
-                        some = rows_between(rows, present, at, stop)
+                        some = _rows_between(rows, present, at, stop)
                         row, missing, at = row + stop - at, missing - (stop - at), stop
                         if missing:
                             # A copy: a view would keep the whole partition in memory.
@@ -450,7 +455,7 @@ class Batches:
             return
         with contextlib.ExitStack() as stack:
             readers = [
-                open_reader(stack.enter_context(source), counts, self._rows_of, self._backend)
+                Reader(stack.enter_context(source), counts, self._rows_of)
                 for source, counts in zip(self._sources_to_read, self._counts, strict=True)
             ]
             depth = self._prefetch
@@ -470,7 +475,7 @@ class Batches:
                         # Also without a row: ranks and workers have the steps of `len`.
                         batch = self._batch(
                             [
-                                rows_between(*part, begin, end)
+                                _rows_between(*part, begin, end)
                                 for part, begin, end in zip(parts, begins, ends, strict=True)
                             ],
                             step.shape,
@@ -486,9 +491,7 @@ class Batches:
             finally:
                 ahead.clear()
 
-    def _pieces(
-        self, readers: Sequence[Reader[Any, Any]]
-    ) -> Iterator[tuple[list[_Step], list[Result]]]:
+    def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[Result]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         coming = _Coming(self._steps())
         count, done, most = 1, 0, None
@@ -525,13 +528,19 @@ class Batches:
             row = self._plan.after(row, self._share.workers)
             yield _Step(rows, shape, row)
 
-    def _most_steps(self, readers: Sequence[Reader[Any, Any]]) -> int:
+    def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
             source.known_row_bytes or reader.row_bytes()
             for source, reader in zip(self._sources, readers, strict=True)
         )
         rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
         return max(1, int(rows // self._size))
+
+
+def _rows_between(rows: BatchRows, present: np.ndarray, start: int, stop: int) -> BatchRows:
+    """Those of ``rows`` whose places, ``present`` in order, are from ``start`` to ``stop``."""
+    first, last = np.searchsorted(present, [start, stop]).tolist()
+    return rows.take(range(first, last))
 
 
 class _Step(NamedTuple):

@@ -9,11 +9,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_flag, check_frame, shown
-from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
-from dask_image_ingest.loader.iter_batches import Batches, Schedule, Shares
+from dask_image_ingest.loader.iter_batches import Batches, Schedule
 from dask_image_ingest.loader.position import parse_shard
 
 
@@ -82,17 +81,14 @@ def mix_batches(
     >>> batch["image"].shape, batch["cls"].shape
     ((8, 224, 224, 3), (8,))
     """
-    if not isinstance(frames, Sequence) or isinstance(frames, (str, bytes)) or not len(frames):
-        raise ArgumentError(f"frames={shown(frames)}: pass a list of dataframes with images")
-    for frame in frames:
-        check_frame(frame._meta if isinstance(frame, FrameBase) else frame, "frames")
-    check_flag("longest", longest)
-    shares = Shares(_normalize_weights(weights, len(frames)), longest)
+    if not frames:
+        raise ArgumentError("frames=[]: pass at least one dataframe with images")
+    shares = _normalize_weights(weights, len(frames))
     make = functools.partial(
         _mixed,
         list(frames),
         columns,
-        Schedule(shuffle, shares=shares),
+        Schedule(shuffle, shares=shares, longest=longest),
         batch_size=batch_size,
         format=format,
         drop_last=drop_last,

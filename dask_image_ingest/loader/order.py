@@ -26,8 +26,8 @@ READERS = 64
 # Neighbouring places, of which one comes in each part of a round.
 _NEAR = 4
 
-# Positions that are computed at once.
-_BLOCK = 1024
+# Rounds, each of a row from each place, that are computed at once: as long as for a single one.
+_ROUNDS_AT_ONCE = 16
 
 # Consecutive rows of a partition that stay together in time: near rows are read at once.
 CHUNK = 32
@@ -82,31 +82,26 @@ class _Shuffled:
         total = int(counts.sum())
         self._places = max(1, min(readers, total))
         self._edges = np.arange(self._places + 1) * total // self._places
-        self._rounds = total // self._places
-        lengths = np.diff(self._edges)
-        self._longer = np.flatnonzero(lengths > self._rounds)
+        self._lengths = np.diff(self._edges)
         self._total = total
         self._permuted = functools.lru_cache(4 * self._places)(self._permutation)
         self._block = functools.lru_cache(4)(self._make_block)
 
     def rows(self, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
         """Numbers of the rows at these positions, and the place from which each is read."""
-        first = start // _BLOCK
-        blocks = [self._block(number) for number in range(first, -(-stop // _BLOCK))]
-        wanted = slice(start - first * _BLOCK, stop - first * _BLOCK)
+        size = _ROUNDS_AT_ONCE * self._places
+        first = start // size
+        blocks = [self._block(number) for number in range(first, -(-stop // size))]
+        wanted = slice(start - first * size, stop - first * size)
         numbers, places = (np.concatenate(part) for part in zip(*blocks, strict=True))
         return numbers[wanted], places[wanted]
 
     def _make_block(self, block: int) -> tuple[np.ndarray, np.ndarray]:
-        """`rows` of positions that are computed together, since that takes as long as for one."""
-        position = np.arange(block * _BLOCK, min((block + 1) * _BLOCK, self._total))
-        depth, turn = np.divmod(position, self._places)
-        rounds = range(int(depth[0]), int(depth[-1]) + 1)
-        turns = np.stack([self._turns(number) for number in rounds])
-        place = turns[depth - rounds.start, turn]
-        rest = depth == self._rounds
-        place[rest] = self._longer[position[rest] - self._rounds * self._places]
-        at = self._edges[place] + depth
+        """`rows` of a few rounds."""
+        rounds = np.arange(block * _ROUNDS_AT_ONCE, (block + 1) * _ROUNDS_AT_ONCE)
+        turns = [self._turns(number) for number in rounds.tolist()]
+        place = np.concatenate(turns)
+        at = self._edges[place] + np.repeat(rounds, list(map(len, turns)))
         index = np.searchsorted(self._ends, at, "right")
         begin = np.maximum(self._starts[index], self._edges[place])
         numbers = np.empty(len(at), np.int64)
@@ -127,13 +122,12 @@ class _Shuffled:
         one rank in each step; few rows come in any order.
         """
         random = self._generator(_TURNS, number)
+        places = np.flatnonzero(self._lengths > number)
         if self._total <= READERS:
-            return random.permutation(self._places)
-        places = np.arange(self._places)
-        part = np.concatenate(
-            [random.permutation(len(group)) for group in np.split(places, places[::_NEAR][1:])]
-        )
-        return places[np.lexsort([random.random(self._places), part])]
+            return random.permutation(places)
+        groups = np.split(places, np.arange(_NEAR, len(places), _NEAR))
+        part = np.concatenate([random.permutation(len(group)) for group in groups])
+        return places[np.lexsort([random.random(len(places)), part])]
 
     def open_at(self, position: int) -> np.ndarray:
         """A row of the partition at which each place is at a position."""
@@ -265,7 +259,7 @@ class Epoch:
     size
         Rows of a step, over all ranks.
     length
-        Rows of the epoch; None if it never ends.
+        Rows of the epoch.
     taken
         Rows taken of each stream before each step, and after the last: (steps + 1, streams). None
         for one stream.
@@ -278,7 +272,7 @@ class Epoch:
         streams: Sequence[Stream],
         begins: Sequence[int],
         size: int,
-        length: int | None,
+        length: int,
         taken: np.ndarray | None = None,
         shares: np.ndarray | None = None,
     ) -> None:
@@ -299,12 +293,10 @@ class Epoch:
 
     def after(self, row: int, steps: int) -> int:
         """Rows before the step that comes so many steps after the one at ``row``."""
-        row += steps * self.size
-        return row if self.length is None else min(row, self.length)
+        return min(row + steps * self.size, self.length)
 
     def count(self, drop_last: bool) -> int:
         """Steps of the epoch: all, or those that are full."""
-        assert self.length is not None
         return self.length // self.size if drop_last else -(-self.length // self.size)
 
     def shape(self, row: int) -> tuple[int, int] | None:

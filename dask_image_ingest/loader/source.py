@@ -52,7 +52,15 @@ from dask_image_ingest.frames import (
     pixel_memory,
     this_machine,
 )
-from dask_image_ingest.loader.batch_format import as_pandas
+from dask_image_ingest.loader.batch_format import (
+    BatchRows,
+    HeldPartition,
+    Reading,
+    Result,
+    RowsOf,
+    as_pandas,
+    rows_in_order,
+)
 from dask_image_ingest.loader.position import worker_of_loader
 from dask_image_ingest.loader.sampling import ColumnOf
 
@@ -74,9 +82,6 @@ _MAX_THREADS = 8
 # Bytes of an image of unknown size: of 1 megapixel.
 _UNKNOWN_BYTES = 3e6
 
-# A partition that is being read: waits for it.
-Reading = Callable[[], Any]
-
 
 class FrameSource:
     """Source of the rows of a pandas or cuDF frame, which is one partition.
@@ -94,6 +99,8 @@ class FrameSource:
     """
 
     partitions = 1
+    #: Whether images are fetched from a server, ahead of their decode.
+    fetches_ahead = False
 
     def __init__(
         self,
@@ -106,6 +113,7 @@ class FrameSource:
         self.image = image
         self.shape = shape
         self._column = column
+        self._backend = backend_of(self.meta)
 
     def __enter__(self) -> FrameSource:
         return self
@@ -143,6 +151,40 @@ class FrameSource:
         done.set_result(self._frame)
         return done
 
+    def hold(self, reading: Reading, rows_of: RowsOf) -> Any:
+        """A partition that is being read, in the form in which `take` needs it."""
+        return HeldPartition(reading, rows_of)
+
+    def take(
+        self,
+        parts: Sequence[tuple[Any, np.ndarray]],
+        order: np.ndarray,
+        draws: np.ndarray,
+        shape: tuple[int, int] | None,
+        rows_of: RowsOf,
+    ) -> Result:
+        """Start to take rows of several partitions.
+
+        Parameters
+        ----------
+        parts
+            Partitions that are read, and the numbers of the rows to take from each.
+        order
+            Order of all these rows.
+        draws
+            Seeds of random augmentations, in this order.
+        shape
+            Height and width to which images are decoded; None for those of the read.
+        rows_of
+            Takes the rows that have images from a frame.
+        """
+        if shape is not None:
+            raise ArgumentError(
+                "buckets= decides the size of a decode, and this query does not end with one: take "
+                "the frame as it was read, or rows of references, with dii.decode_images"
+            )
+        return functools.partial(rows_in_order, parts, order, self._backend)
+
     def describe(self, number: int) -> str:
         """Name of a partition in errors."""
         return "the frame"
@@ -154,6 +196,14 @@ class FrameSource:
     def row_bytes(self, number: int) -> float:
         """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
         return 1.0
+
+    def encoded_bytes(self, part: Reading) -> float:
+        """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
+        raise NotImplementedError
+
+    def fetch(self, part: Reading, rows: np.ndarray) -> None:
+        """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
+        raise NotImplementedError
 
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
@@ -178,7 +228,6 @@ class LazySource(FrameSource):
         self._client: Client | None = client_that_computes()
         # The process whose thread or client this uses; None while it has neither.
         self._process = os.getpid() if self._client else None
-        self._backend = backend_of(frame._meta)
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
@@ -369,12 +418,15 @@ class LazySource(FrameSource):
 
 
 class ReferenceSource(LazySource):
-    """Source of partitions of references; `decode` takes rows of several partitions."""
+    """Source of partitions of references, of which `take` decodes rows.
+
+    The index of a decoded frame is the place of each row in the order that was asked for.
+    """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(decode.rows), image)
         self._last = decode
-        #: Whether images are fetched here, before they are decoded; a cluster's workers do both.
+        # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
         # The thread that takes rows from partitions, while another one decodes.
@@ -401,12 +453,10 @@ class ReferenceSource(LazySource):
             self._reading.shutdown(wait=False)
 
     def encoded_bytes(self, part: Reading) -> float:
-        """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
         assert self._ahead is not None
         return self._ahead.mean_size(part())
 
     def fetch(self, part: Reading, rows: np.ndarray) -> None:
-        """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         ahead = self._ahead
         assert ahead is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
@@ -417,40 +467,39 @@ class ReferenceSource(LazySource):
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
-    def decode(
+    def hold(self, reading: Reading, rows_of: RowsOf) -> Reading:
+        return reading
+
+    def take(
         self,
         parts: Sequence[tuple[Reading, np.ndarray]],
         order: np.ndarray,
         draws: np.ndarray,
-        shape: tuple[int, int] | None = None,
-    ) -> Future[Any]:
-        """Start decoding rows of several partitions.
-
-        Parameters
-        ----------
-        parts
-            Partitions that are read, and the numbers of the rows to take from each.
-        order
-            Order of all these rows. The index of the decoded frame is their place in it.
-        draws
-            Seeds of random augmentations, in this order.
-        shape
-            Height and width of the images; None for those of the read.
-        """
-        seeds = draws if self._last.is_random and draws.any() else None
+        shape: tuple[int, int] | None,
+        rows_of: RowsOf,
+    ) -> Result:
         decode = (self._last if shape is None else self._last.resized(shape)).function
+        seeds = draws if self._last.is_random and draws.any() else None
         rows = self._gathering.submit(_gather, parts, order)
-        if self._client is None:
-            if (ahead := self._ahead) is None:
-                return self._threads.submit(lambda: decode(rows.result(), seeds))
+        ahead = self._ahead
+        if self._client is not None:
+            sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
+            name = f"{len(order)} rows of several partitions"
+            decoded = self._threads.submit(lambda: self._fetch(sent.result(), lambda: name))
+        elif ahead is None:
+            decoded = self._threads.submit(lambda: decode(rows.result(), seeds))
+        else:
             fetch = self._gathering.submit(lambda: ahead.take(rows.result()))
-            return self._threads.submit(
+            decoded = self._threads.submit(
                 lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result())
             )
-        sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
-        return self._threads.submit(
-            lambda: self._fetch(sent.result(), lambda: f"{len(order)} rows of several partitions")
-        )
+
+        def result() -> tuple[BatchRows, np.ndarray]:
+            frame = decoded.result()
+            batch, present = rows_of(frame)
+            return batch, frame.index.to_numpy()[present]
+
+        return result
 
     def _submit(
         self, decode: Callable[..., Any], rows: Any, draws: np.ndarray | None

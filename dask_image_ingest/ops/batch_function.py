@@ -39,23 +39,7 @@ def call_once(
 ) -> Any:
     """Call a method of a function, or of this process's instance of a class, in this process.
 
-    Parameters
-    ----------
-    function
-        As for ``map_batches``.
-    called_by
-        The function of this package that calls it, for errors.
-    method
-        The name of the method.
-    argument
-        Its argument.
-    what
-        The argument in errors.
-
-    Raises
-    ------
-    FunctionError
-        If it fails.
+    Errors name ``called_by``, the function of this package, and ``what`` its argument is.
     """
     model = BatchFunction(function, called_by, method=method)
     call = model.get()

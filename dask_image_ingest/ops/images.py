@@ -84,16 +84,8 @@ def stack(
 ) -> Any:
     """Stack the images of a pandas or cuDF frame into one array, (n, height, width, channels).
 
-    Parameters
-    ----------
-    frame, image
-        The frame, and its column.
-    shape
-        The required shape of each image; None for edges that are not known.
-    first
-        A frame with the first image of any partition, whose shape is required too.
-    dtype
-        The required type of their values; None for any, the same for all images.
+    ``shape`` and ``dtype`` are required of each image, None for edges and types that are not known;
+    ``first`` is a frame with the first image of any partition, whose shape is required too.
     """
     backend = backend_of(frame)
     arrays = backend.arrays(frame[image])
@@ -134,12 +126,7 @@ def stack(
 
 
 def parse_dtype(dtype: Any) -> np.dtype | None:
-    """Parse the argument ``dtype=`` of ``stack``.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Parse the argument ``dtype=`` of ``stack``."""
     if dtype is None:
         return None
     with suppress(TypeError):
@@ -149,12 +136,7 @@ def parse_dtype(dtype: Any) -> np.dtype | None:
 
 
 def parse_shape(shape: Any) -> ImageShape | None:
-    """Parse the argument ``shape=`` of ``stack``.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Parse the argument ``shape=`` of ``stack``."""
     if shape is None:
         return None
     try:
@@ -248,9 +230,7 @@ def small_images(
     buffer = backend.pixel_buffer(0)
     images = [as_uint8(backend.host(arrays[row])) for row in present]
     shapes[present] = resize_arrays(images, decoding, buffer)
-    frame = backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
-    too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
-    return _update_errors(frame, errors, too_large) if too_large else frame
+    return backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
 
 
 def _error(array: Any, decoding: DecodeSpec) -> str | None:
@@ -258,21 +238,6 @@ def _error(array: Any, decoding: DecodeSpec) -> str | None:
         return "missing"
     height, width, channels = array.shape
     return decoding.validated(Header(None, height, width, channels, None, False)).error
-
-
-def _update_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
-    """Set the errors of some rows, if the frame has a column of them."""
-    if "error" not in frame.columns:
-        return frame
-    backend = backend_of(frame)
-    (column,) = backend.to_arrow(frame[["error"]]).columns
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
-        return frame
-    values = column.to_pylist()
-    for row in rows:
-        values[row] = errors[row]
-    updated = backend.with_columns(frame[[]], {"error": (values, pa.string())}, range(len(values)))
-    return frame.assign(error=updated["error"])
 
 
 def encoded_images(frame: Any, image: str, format: str, quality: int, **options: Any) -> Any:
@@ -304,12 +269,11 @@ def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> byte
         )
     channels, supported = array.shape[2], _CHANNELS[format]
     if channels not in supported:
-        instead = ", or encode('png')" if channels in _CHANNELS["png"] else ""
         raise ArgumentError(
             f"encode: an image has {channels} channels, and {format} takes "
             f"{', '.join(map(str, supported[:-1]))} or {supported[-1]}: make such images first, as "
             "map_batches(lambda images: [image[..., :3] for image in images], {'image': 'image'}) "
-            f"does{instead}"
+            "does, or pass another format"
         )
     if format == "webp" and channels != 3:
         # Lossless: grey values and alpha are often data, such as labels or masks.

@@ -184,13 +184,7 @@ class BatchMap:
         frame: Any,
         positions: range,
     ) -> _Outputs:
-        """The outputs of one batch, by name.
-
-        Raises
-        ------
-        _RowFailedError
-            If the function fails for it, and some of its rows may be the cause.
-        """
+        """The outputs of one batch, by name."""
         backend = backend_of(frame)
         of_batch = slice(positions.start, positions.stop)
         arguments = [
@@ -346,10 +340,6 @@ def make_batch_map(
     """Check the arguments of ``map_batches``, and build a `BatchMap` that keeps ``columns``.
 
     ``of_function`` are fields of `BatchFunction`.
-
-    Raises
-    ------
-    ArgumentError
     """
     batch_function = BatchFunction(function, **of_function)
     called_by = batch_function.called_by
@@ -455,13 +445,7 @@ def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:
 
 
 def input_columns(frame: Any, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
-    """The values of columns in some rows of a pandas or cuDF frame.
-
-    Raises
-    ------
-    ArgumentError
-        If integers or booleans are null, which an array cannot represent.
-    """
+    """The values of columns in some rows of a pandas or cuDF frame."""
     return [_input_column(frame[[name]], name, rows) for name in names]
 
 

@@ -369,12 +369,7 @@ def make_row_map(
     retries: int,
     **options: Any,
 ) -> RowMap:
-    """Check the arguments of ``map_rows``; ``options`` are those of `make_batch_map`.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Check the arguments of ``map_rows``; ``options`` are those of `make_batch_map`."""
     concurrency = whole_number(
         "concurrency", concurrency, 1, "pass how many calls may wait at a time", most=_MOST_THREADS
     )

@@ -76,12 +76,7 @@ def with_none(values: Any) -> Any:
 
 
 def output_type(name: str, given: Any) -> pa.DataType:
-    """Parse the type of an output: a number, a string, bytes, a list, a struct, a tensor, an image.
-
-    Raises
-    ------
-    ArgumentError
-    """
+    """Parse the type of an output."""
     if not isinstance(name, str):
         raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
     if isinstance(given, str) and given == "image":
@@ -118,11 +113,6 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     array or pyarrow.Array
         A rectangular array of the output's type on the backend's device; an Arrow array for
         strings and bytes, and if rows are None, or nested, or differ in length.
-
-    Raises
-    ------
-    ResultError
-        If there is not one value for each image, or the type cannot hold a value.
     """
     values = with_none(values)
     is_sequence = isinstance(values, (list, tuple))
@@ -154,13 +144,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
 
 
 def value_array(name: str, value: Any, type_: pa.DataType) -> pa.Array:
-    """Check the value of an output for one row: an Arrow array of length 1.
-
-    Raises
-    ------
-    ResultError
-        If the type cannot hold it.
-    """
+    """Check the value of an output for one row: an Arrow array of length 1."""
     values = checked_values(name, [value], type_, 1, get_backend("pandas"))
     if isinstance(values, pa.Array):
         return values
@@ -223,7 +207,7 @@ def _check_count(name: str, shape: tuple[int, ...], count: int) -> None:
 # --- rows ---------------------------------------------------------------------------------------
 
 
-def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+def arrow_rows(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) -> pa.Array:
     """Arrow array of rows that are arrays, tensors, lists, dicts or None, as the type is nested.
 
     Raises
@@ -240,7 +224,7 @@ def arrow_rows(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
         return _number_array(name, rows, type_)
     mask = pa.array([row is None for row in rows], pa.bool_())
     if is_list(type_):
-        return _lists(name, rows, type_, mask)
+        return _lists(name, list(rows), type_, mask)
     if not pa.types.is_struct(type_):
         texts = [storable(row) if isinstance(row, str) else row for row in rows]
         return _leaves(name, texts, type_)
@@ -264,7 +248,7 @@ def _tensor(name: str, row: Any, type_: pa.FixedShapeTensorType) -> np.ndarray |
     return array
 
 
-def _number_array(name: str, rows: Sequence[Any], type_: pa.DataType) -> pa.Array:
+def _number_array(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) -> pa.Array:
     if isinstance(rows, np.ndarray):
         return pa.array(_host_cast(name, rows, type_), type_)
     missing = [row is None for row in rows]
@@ -309,13 +293,7 @@ def _items(name: str, row: Any, type_: pa.DataType) -> Any:
 
 
 def _leaves(name: str, values: Sequence[Any], type_: pa.DataType) -> pa.Array:
-    """Values as Arrow converts them.
-
-    Raises
-    ------
-    ResultError
-        Naming the first that Arrow refuses.
-    """
+    """Values as Arrow converts them."""
     try:
         return pa.array(values, type_)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -352,12 +330,7 @@ def _cast(name: str, array: Any, dtype: np.dtype, backend: Backend) -> Any:
 
 
 def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
-    """Check a result of numbers or booleans: an array, which `_cast` casts.
-
-    Raises
-    ------
-    ResultError
-    """
+    """Check a result of numbers or booleans: an array, which `_cast` casts."""
     try:
         array = as_array(values, backend)
         # NumPy makes floats of a list of integers and floats, or of uint64 and int64.
@@ -441,16 +414,8 @@ def _convertible(values: Any, backend: Backend) -> Any:
 def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     """A value of an array that ``dtype`` cannot hold; None if it can hold all of them.
 
-    Float types may round values within their range. Integers and booleans must be exact.
-
-    Parameters
-    ----------
-    array
-        Numbers, in NumPy or CuPy.
-    dtype
-        The type to cast to.
-    numpy
-        The array's library.
+    Float types may round values within their range. Integers and booleans must be exact. ``numpy``
+    is the array's library.
     """
     if not array.size or np.can_cast(array.dtype, dtype, "safe"):
         return None
@@ -480,12 +445,7 @@ def _first(array: Any, mask: Any) -> Any:
 
 
 def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
-    """Check a result of images: a list with an array (height, width, channels) or None for each.
-
-    Raises
-    ------
-    ResultError
-    """
+    """Check a result of images: a list with an array (height, width, channels) or None for each."""
     if isinstance(values, np.ndarray) and values.dtype == object and values.ndim == 1:
         values = list(values)
     if isinstance(values, (list, tuple)):
@@ -541,11 +501,6 @@ def with_reasons(frame: Any, name: str, reasons: Mapping[int, str], backend: Bac
     """Write the reasons of failed rows to a column of strings, where it has none yet.
 
     The column is added if the frame has none of this name.
-
-    Raises
-    ------
-    ArgumentError
-        If the column has another type.
     """
     values: list[str | None] = [None] * len(frame)
     if name in frame.columns:

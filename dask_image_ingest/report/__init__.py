@@ -12,7 +12,7 @@ from dask_image_ingest.report.shard_report import (
     number,
     printable_text,
     report_of_table,
-    summarize,
+    summarize_shards,
 )
 
 __all__ = [
@@ -24,5 +24,5 @@ __all__ = [
     "number",
     "printable_text",
     "report_of_table",
-    "summarize",
+    "summarize_shards",
 ]

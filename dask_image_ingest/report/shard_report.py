@@ -283,7 +283,7 @@ _PROBLEMS = {
 }
 
 
-def summarize(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
+def summarize_shards(shards: Sequence[ShardReport], decoded: bool) -> dict[str, Any]:
     """Totals of all shards, and of each shard; with ``decoded``, also its bad images."""
     total = _facts(merge_reports(shards), decoded)
     lost = {s.url: f"unreadable: {s.unreadable}" if s.unreadable else s.damage for s in shards}

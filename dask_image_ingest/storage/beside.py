@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.storage.fsspec_files import (
     Listings,
     list_folder,
@@ -51,6 +52,11 @@ def names_beside(
     """Those of these files that are in a folder, none if it can't be listed; locally all names."""
     if local_path(folder) is not None:
         return names_in(folder, storage_options)
+    if is_web(folder):  # the query of a shard may be a part of its name: no URL of its own
+        try:
+            return list_folder(folder, storage_options, listings)
+        except (ShardError, ShardNotFoundError):
+            return ()
     urls = {inside(folder, name): name for name in names}
     found = look_up([*urls], storage_options, listings, only_listed=True)
     return {name for url, name in urls.items() if found.get(url)}
@@ -75,16 +81,11 @@ def find_beside(
     remote = [url for url in urls if url is not None and local_path(url) is None]
     if only_listed:
         remote = [url for url in remote if not is_signed(url)]
-    infos = look_up(remote, storage_options, listings, only_listed)
-    found: list[Shard | None] = []
-    for url in urls:
-        if url is not None and local_path(url) is not None:
-            found.append(find_local_file(url))
-        else:
-            info = None if url is None else infos.get(url)
-            is_file = info is not None and info["type"] != "directory"
-            found.append(shard_of(url, info) if is_file else None)
-    return found
+    looked_up = look_up(remote, storage_options, listings, only_listed)
+    infos = {url: info for url, info in looked_up.items() if info and info["type"] != "directory"}
+    found: dict[str, Shard | None] = {url: shard_of(url, info) for url, info in infos.items()}
+    found |= {url: find_local_file(url) for url in urls if url and local_path(url) is not None}
+    return [None if url is None else found.get(url) for url in urls]
 
 
 def _beside(url: str, suffix: str) -> str | None:

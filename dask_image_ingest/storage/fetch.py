@@ -7,12 +7,12 @@ import random
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from statistics import median
 from threading import Event
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import dask
@@ -115,41 +115,6 @@ class Head:
     size: int
 
 
-class Source(Protocol):
-    """Protocol of a remote shard, pinned to the version whose head was read; thread-safe.
-
-    ``head`` and ``stream`` make one request each. They raise `RetryableError` for temporary
-    failures, ``ShardNotFoundError`` if there is no such shard, and ``ShardError`` for permanent
-    failures and if the shard has changed since its head was read.
-    """
-
-    url: str
-
-    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
-        """Read the first bytes, and remember the version they are of."""
-        ...
-
-    def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
-        """Read a range in pieces; a first, empty piece says that the response has begun.
-
-        Raises a `RetryableError` after ``stall_timeout`` seconds without a byte.
-        """
-        ...
-
-    @property
-    def version(self) -> str:
-        """Version as a listing would show it; empty if the server gives none."""
-        ...
-
-    def is_version(self, version: str) -> bool:
-        """False if this certainly differs from the ``version`` of a listing."""
-        ...
-
-    def refuse_changes(self) -> None:
-        """Raise if the shard may have changed while it was read."""
-        ...
-
-
 def merge(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
     """Merge ranges that overlap, touch, or lie at most ``gap`` bytes apart; sorted."""
     merged: list[Range] = []
@@ -195,9 +160,6 @@ _LATENCIES_KEPT, _LATENCIES_TRUSTED = 32, 4
 
 # The stall timeout: at least so many seconds and so many median latencies; seconds without any.
 _LEAST_TIMEOUT, _TIMEOUT_IN_LATENCIES, _TIMEOUT_UNKNOWN = 0.5, 15, 2.5
-
-# A response of at most so many bytes that arrives in one piece takes about one latency.
-_SMALL_RESPONSE = 32 << 10
 
 
 class LatencyStats:
@@ -297,50 +259,3 @@ def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:
             return task()
         except RetryableError as error:
             retries.wait(error)
-
-
-def fetch_head(
-    source: Source, nbytes: int, retries: Retries, latency: LatencyStats, read_timeout: float
-) -> Head:
-    """Fetch the first bytes of a shard, with retries."""
-    stalls = 0
-    while True:
-        began = time.monotonic()
-        try:
-            head = source.head(nbytes, latency.stall_timeout(read_timeout, stalls))
-        except RetryableError as error:
-            stalls += error.stalled
-            retries.wait(error)
-        else:
-            latency.add(time.monotonic() - began)
-            return head
-
-
-def fetch_range(
-    source: Source,
-    start: int,
-    stop: int,
-    retries: Retries,
-    latency: LatencyStats,
-    read_timeout: float,
-) -> bytearray:
-    """Fetch a range, with retries; an interrupted request is resumed at the next byte."""
-    data = bytearray()
-    stalls = 0
-    while True:
-        received = len(data)
-        stall_timeout = latency.stall_timeout(read_timeout, stalls)
-        began = time.monotonic()
-        try:
-            for piece in source.stream(start + received, stop, stall_timeout):
-                # An empty piece marks the begin of the response; fsspec gives all bytes at once.
-                if not piece or (len(piece) == stop - start <= _SMALL_RESPONSE):
-                    latency.add(time.monotonic() - began)
-                data.extend(piece)
-            size = stop - start
-            if len(data) != size:
-                raise RetryableError(f"{len(data)} of the {size} bytes from {start} on came")
-            return data
-        except RetryableError as error:
-            stalls += error.stalled
-            retries.wait(error, progress=len(data) > received)

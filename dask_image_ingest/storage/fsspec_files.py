@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fsspec.core import url_to_fs
@@ -43,7 +43,6 @@ from dask_image_ingest.storage.shard import (
 from dask_image_ingest.storage.streams import without_pipes_allowed
 from dask_image_ingest.url_secrets import error_text, is_signed
 
-Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
 
 #: fsspec's info of a file.
@@ -166,15 +165,10 @@ def _timeout() -> Any:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def translate_errors(
-    url: str,
-    read: Callable[Arguments, Result],
-    *args: Arguments.args,
-    **kwargs: Arguments.kwargs,
-) -> Result:
+def translate_errors(url: str, read: Callable[..., Result], *args: object, **kw: object) -> Result:
     """Call ``read``; translate its errors into a ``ShardError`` that names the shard."""
     try:
-        return read(*args, **kwargs)
+        return read(*args, **kw)
     except MemoryError:
         raise
     except Exception as error:  # each remote file system has exceptions of its own
@@ -197,12 +191,7 @@ def _reason(error: BaseException) -> BaseException:
     return cause if is_failure or getattr(cause, "status", 404) not in (404, 410) else error
 
 
-def call_fsspec(
-    url: str,
-    call: Callable[Arguments, Result],
-    *args: Arguments.args,
-    **kwargs: Arguments.kwargs,
-) -> Result:
+def call_fsspec(url: str, call: Callable[..., Result], *args: object) -> Result:
     """Call a method of a file system, with retries.
 
     Raises
@@ -210,17 +199,12 @@ def call_fsspec(
     ShardNotFoundError, ShardError
     """
     retries = Retries(url, configured_settings().retry_limit)
-    return call_with_retry(lambda: _request(url, call, *args, **kwargs), retries)
+    return call_with_retry(lambda: _request(url, call, *args), retries)
 
 
-def _request(
-    url: str,
-    call: Callable[Arguments, Result],
-    *args: Arguments.args,
-    **kwargs: Arguments.kwargs,
-) -> Result:
+def _request(url: str, call: Callable[..., Result], *args: object, **kw: object) -> Result:
     try:
-        return translate_errors(url, call, *args, **kwargs)
+        return translate_errors(url, call, *args, **kw)
     except (ShardError, ShardNotFoundError) as error:
         if (cause := error.__cause__) is None:
             raise
@@ -483,11 +467,6 @@ class FsspecSource:
             return RetryableError(told)
         return ShardError(f"{self.url} has changed or its server is at fault: {told}")
 
-    def _request(
-        self,
-        call: Callable[Arguments, Result],
-        *args: Arguments.args,
-        **kwargs: Arguments.kwargs,
-    ) -> Result:
+    def _request(self, call: Callable[..., Result], *args: object, **kw: object) -> Result:
         with self._lock:
-            return _request(self.url, call, *args, **kwargs)
+            return _request(self.url, call, *args, **kw)

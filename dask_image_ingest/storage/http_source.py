@@ -16,7 +16,6 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import urllib3
-from urllib3.connection import HTTPConnection, HTTPSConnection
 from urllib3.connectionpool import HTTPConnectionPool, HTTPSConnectionPool
 from urllib3.exceptions import (
     ConnectTimeoutError,
@@ -37,9 +36,6 @@ from dask_image_ingest.url_secrets import error_text
 # By proxy and number of connections; emptied in a forked process, which must not share sockets.
 _managers: dict[tuple[str | None, int], urllib3.PoolManager] = {}
 os.register_at_fork(after_in_child=_managers.clear)
-
-# The header that carries a URL down to its connection; it is not sent.
-_URL = ":url"
 
 
 def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
@@ -75,8 +71,7 @@ class _PoolManager(urllib3.PoolManager):
     def urlopen(  # type: ignore[override]
         self, method: str, url: str, redirect: bool = True, **options: Any
     ) -> urllib3.BaseHTTPResponse:
-        options["headers"] = {**options["headers"], _URL: as_sent(url)}
-        return super().urlopen(method, url, redirect, **options)
+        return super().urlopen(method, url, redirect, **{**options, "sent": as_sent(url)})
 
 
 class _ProxyManager(_PoolManager, urllib3.ProxyManager):
@@ -84,34 +79,27 @@ class _ProxyManager(_PoolManager, urllib3.ProxyManager):
 
 
 class _SendsUrl:
-    def request(
-        self, method: str, url: str, body: Any = None, headers: Any = None, **options: Any
-    ) -> None:
-        headers = dict(headers)
-        given = headers.pop(_URL)
-        host = urlsplit(given).netloc
-        target = given.partition("://")[2][len(host) :]
+    """A pool that requests what it is given as ``sent``, in place of what urllib3 made of it."""
+
+    def _make_request(
+        self, connection: Any, method: str, url: str, *, sent: str, **options: Any
+    ) -> urllib3.BaseHTTPResponse:
+        scheme, _, rest = sent.partition("://")
+        host = urlsplit(sent).netloc
+        target = rest[len(host) :]
         if not target.startswith("/"):
             target = f"/{target}"
         if not url.startswith("/"):  # to a proxy
-            target = f"{url.partition('://')[0]}://{host.rpartition('@')[2]}{target}"
-        super().request(method, target, body, headers, **options)  # type: ignore[misc]
+            target = f"{scheme}://{host.rpartition('@')[2]}{target}"
+        return super()._make_request(connection, method, target, **options)  # type: ignore[misc]
 
 
-class _HTTPConnection(_SendsUrl, HTTPConnection):
+class _HTTPPool(_SendsUrl, HTTPConnectionPool):  # type: ignore[misc]
     pass
 
 
-class _HTTPSConnection(_SendsUrl, HTTPSConnection):
+class _HTTPSPool(_SendsUrl, HTTPSConnectionPool):  # type: ignore[misc]
     pass
-
-
-class _HTTPPool(HTTPConnectionPool):
-    ConnectionCls = _HTTPConnection
-
-
-class _HTTPSPool(HTTPSConnectionPool):
-    ConnectionCls = _HTTPSConnection
 
 
 # Bytes read of a response body at once; an interrupted response loses at most this many.
@@ -130,6 +118,11 @@ class HTTPSource:
     """A shard on an HTTP server.
 
     Errors name ``url``; ``address`` returns the URL to request, perhaps a signed one that expires.
+
+    ``head`` and ``stream`` make one request each. They raise `RetryableError` for temporary
+    failures, after ``stall_timeout`` seconds without a byte, too; ``ShardNotFoundError`` if there
+    is no such shard, and ``ShardError`` for permanent failures and if the shard has changed since
+    its head was read.
     """
 
     def __init__(
@@ -148,6 +141,7 @@ class HTTPSource:
         self._size = 0
 
     def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
+        """Read the first bytes, and remember the version they are of."""
         with self._request({"Range": f"bytes=0-{nbytes - 1}"}, stall_timeout) as response:
             etag = response.headers.get("ETag", "")
             # Not a weak one: it does not identify bytes, and If-Match never matches it.
@@ -163,7 +157,9 @@ class HTTPSource:
             if response.status == 206:
                 total = _total(response)
                 if total is None:
-                    total = self._size_by_head(stall_timeout)
+                    raise ShardError(
+                        f"{self.url} cannot be read: its server does not give its size"
+                    )
                 self._size = total
                 expected = min(nbytes, total)
                 if len(data) < expected:
@@ -171,6 +167,7 @@ class HTTPSource:
             return Head(data, self._size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
+        """Read a range in pieces; a first, empty piece says that the response has begun."""
         headers = {"Range": f"bytes={start}-{stop - 1}"}
         if self._etag:
             headers["If-Match"] = self._etag
@@ -192,20 +189,13 @@ class HTTPSource:
                 if not wanted:
                     break
 
-    def _size_by_head(self, stall_timeout: float | None) -> int:
-        """The size by a HEAD request: a range's response may say ``*`` for it."""
-        with self._request({}, stall_timeout, "HEAD") as response:
-            size = response.headers.get("Content-Length", "")
-        if not size.isdecimal():
-            raise ShardError(f"{self.url} cannot be read: its server does not give its size")
-        return int(size)
-
     @property
     def version(self) -> str:
         """The ETag, else the time of the last modification."""
         return self._version[0] or self._version[1]
 
     def is_version(self, version: str) -> bool:
+        """False if this certainly differs from the ``version`` of a listing."""
         etag, modified = self._version
         if version.endswith(('"', "GMT")):
             current = etag if version.endswith('"') else modified
@@ -222,7 +212,7 @@ class HTTPSource:
 
     @contextmanager
     def _request(
-        self, headers: dict[str, str], stall_timeout: float | None = None, method: str = "GET"
+        self, headers: dict[str, str], stall_timeout: float | None = None
     ) -> Iterator[urllib3.BaseHTTPResponse]:
         """Response with bytes, or of status 412 or 416; raises for any other status."""
         timeout = urllib3.Timeout(
@@ -233,7 +223,7 @@ class HTTPSource:
         manager = pool_manager(self._settings, address)
         with _translate_errors(self.url):
             response = manager.urlopen(
-                method,
+                "GET",
                 address,
                 headers={**self._headers, **headers},
                 preload_content=False,

@@ -78,8 +78,6 @@ class FileKind:
         What one of these files is called.
     suffixes
         Suffixes of their names, in lower case.
-    commands
-        Whether ``pipe:`` commands may stand in place of files.
     hidden
         Prefixes of names that a search skips.
     single
@@ -89,7 +87,6 @@ class FileKind:
 
     name: str
     suffixes: tuple[str, ...]
-    commands: bool = False
     hidden: tuple[str, ...] = (".", "_")
     single: bool = False
 
@@ -98,7 +95,7 @@ class FileKind:
         return name.lower().endswith(self.suffixes)
 
 
-SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"), commands=True)
+SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"))
 PARQUET = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
 # Number of parts that a folder has matched below which a search takes all files of its kind.

@@ -9,17 +9,16 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fetch import (
     Head,
+    LatencyStats,
     Retries,
+    RetryableError,
     Settings,
-    Source,
     configured_settings,
-    fetch_head,
-    fetch_range,
     latency_stats_of,
     merge,
     request_threads,
@@ -30,6 +29,9 @@ from dask_image_ingest.storage.http_source import HTTPSource, credentials
 from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
 from dask_image_ingest.storage.shard import FileSystem, Shard, changed
 from dask_image_ingest.storage.streams import SpillFile, without_pipes_allowed
+
+#: A remote shard, pinned to the version whose head was read; thread-safe.
+RemoteSource: TypeAlias = HTTPSource | FsspecSource
 
 #: Page size in bytes. Ranges start at a page boundary, so that none overlaps another.
 PAGE = 4 << 10
@@ -202,7 +204,7 @@ class RemoteReader(ByteReader):
 
     is_remote = True
 
-    def __init__(self, source: Source, head: Head, settings: Settings) -> None:
+    def __init__(self, source: RemoteSource, head: Head, settings: Settings) -> None:
         self._source = source
         self._size = head.size
         self._settings = settings
@@ -357,6 +359,57 @@ class RemoteReader(ByteReader):
         self._cache.add(CachedRange(start, stop, future))
 
 
+# A response of at most so many bytes that arrives in one piece takes about one latency.
+_SMALL_RESPONSE = 32 << 10
+
+
+def fetch_head(source: RemoteSource, nbytes: int, settings: Settings) -> Head:
+    """Fetch the first bytes of a shard, with retries."""
+    retries = Retries(source.url, settings.retry_limit, reached=False)
+    latency = latency_stats_of(source.url)
+    stalls = 0
+    while True:
+        began = time.monotonic()
+        try:
+            head = source.head(nbytes, latency.stall_timeout(settings.read_timeout, stalls))
+        except RetryableError as error:
+            stalls += error.stalled
+            retries.wait(error)
+        else:
+            latency.add(time.monotonic() - began)
+            return head
+
+
+def fetch_range(
+    source: RemoteSource,
+    start: int,
+    stop: int,
+    retries: Retries,
+    latency: LatencyStats,
+    read_timeout: float,
+) -> bytearray:
+    """Fetch a range, with retries; an interrupted request is resumed at the next byte."""
+    data = bytearray()
+    stalls = 0
+    while True:
+        received = len(data)
+        stall_timeout = latency.stall_timeout(read_timeout, stalls)
+        began = time.monotonic()
+        try:
+            for piece in source.stream(start + received, stop, stall_timeout):
+                # An empty piece marks the begin of the response; fsspec gives all bytes at once.
+                if not piece or (len(piece) == stop - start <= _SMALL_RESPONSE):
+                    latency.add(time.monotonic() - began)
+                data.extend(piece)
+            size = stop - start
+            if len(data) != size:
+                raise RetryableError(f"{len(data)} of the {size} bytes from {start} on came")
+            return data
+        except RetryableError as error:
+            stalls += error.stalled
+            retries.wait(error, progress=len(data) > received)
+
+
 # Seconds that a signed URL is valid, and after which it is signed again.
 _SIGNATURE_LIFETIME, _SIGN_AGAIN_AFTER = 3600, 600
 
@@ -391,22 +444,22 @@ def open_remote(
     source.refuse_changes()
 
 
-def _first_to_answer(sources: list[Source], settings: Settings, nbytes: int) -> tuple[Source, Head]:
+def _first_to_answer(
+    sources: list[RemoteSource], settings: Settings, nbytes: int
+) -> tuple[RemoteSource, Head]:
     """The first source that works, and the first bytes from it."""
     for source in sources:
-        retries = Retries(source.url, settings.retry_limit, reached=False)
-        latency = latency_stats_of(source.url)
         try:
-            head = fetch_head(source, nbytes, retries, latency, settings.read_timeout)
+            return source, fetch_head(source, nbytes, settings)
         except ShardError:
             if source is sources[-1]:
                 raise
-        else:
-            return source, head
     raise AssertionError("a shard has at least one source")
 
 
-def _sources(url: str, storage_options: dict[str, Any] | None, settings: Settings) -> list[Source]:
+def _sources(
+    url: str, storage_options: dict[str, Any] | None, settings: Settings
+) -> list[RemoteSource]:
     """Ways to read a shard, best first: our HTTP client if it supports every option, then fsspec.
 
     Our client reads object stores by signed URLs. S3 refuses them if the bucket is in another

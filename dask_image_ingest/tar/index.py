@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from array import array
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,7 +57,8 @@ def group(members: Sequence[Member], skipped: dict[str, Skipped], **facts: Any) 
     duplicates: dict[int, tuple[str, ...]] = {}
     interleaved: dict[str, None] = {}
     repeated: dict[str, None] = {}
-    lower_case = _LowerCase()
+    # The same string object for each extension, to save memory.
+    lower_case = functools.cache(str.lower)
     current, row = "", 0
     # Extensions that were joined to the sample since its key reappeared; None if it did not.
     joined: set[str] | None = None
@@ -103,15 +105,8 @@ def group(members: Sequence[Member], skipped: dict[str, Skipped], **facts: Any) 
     )
 
 
-class _LowerCase(dict[str, str]):
-    """Extension → lower case; the same string object each time, to save memory."""
-
-    def __missing__(self, extension: str) -> str:
-        return self.setdefault(extension, extension.lower())
-
-
 def _split_names(
-    members: Sequence[Member], lower_case: _LowerCase, skipped: dict[str, Skipped]
+    members: Sequence[Member], lower_case: Callable[[str], str], skipped: dict[str, Skipped]
 ) -> list[_Named]:
     """Split names into key and extension; drop members that belong to no sample, and count them."""
     named = []
@@ -120,20 +115,20 @@ def _split_names(
     for name, offset, size in members:
         # Fast path: most members follow another one of their sample.
         if name[:length] == prefix and "/" not in (extension := name[length:]):
-            named.append((key, lower_case[extension], offset, size))
+            named.append((key, lower_case(extension), offset, size))
             continue
         start = name.rfind("/") + 1
         dot = name.find(".", start)
         if dot > start and name[0] != "_" and "\n" not in name:
             length = dot + 1
             key, prefix = name[:dot], name[:length]
-            named.append((key, lower_case[name[length:]], offset, size))
+            named.append((key, lower_case(name[length:]), offset, size))
             continue
         parts = _split_name(name)
         if isinstance(parts, str):
             add_skipped(skipped, parts, name)
         else:
-            named.append((parts[0], lower_case[parts[1]], offset, size))
+            named.append((parts[0], lower_case(parts[1]), offset, size))
     return named
 
 

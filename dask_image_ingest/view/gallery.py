@@ -6,7 +6,6 @@ import itertools
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from os import PathLike
 from typing import Any
 
@@ -23,9 +22,8 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
 from dask_image_ingest.dataset.plan import datasets_of, select_columns
-from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, image_columns
+from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_counts import (
     add_counts,
     count_images,
@@ -41,9 +39,7 @@ from dask_image_ingest.view.page import (
     refuse_no_page,
 )
 from dask_image_ingest.view.thumbnails import (
-    decode_references,
     make_thumbnails,
-    references_of_images,
 )
 
 # Bins of the histograms: lower edges of sizes in pixels, and aspect ratios.
@@ -92,8 +88,8 @@ def gallery(
     storage_options
         For the filesystem of remote shards; by default those of the read.
     decode
-        Decode every image of the frame and count those that fail. Otherwise errors are counted
-        among the ``n`` shown. The histograms come from headers alone.
+        Decode every image of the frame and count those that fail, by its column ``error``.
+        Otherwise errors are counted among the ``n`` shown. The histograms come from headers alone.
 
     Returns
     -------
@@ -104,8 +100,7 @@ def gallery(
     ------
     ArgumentError
         If a column does not exist, or an argument is invalid; if ``path`` is a file that the frame
-        reads, or that is no HTML page; with ``decode=True`` if the frame has neither a column
-        ``error``, nor references or location columns.
+        reads, or that is no HTML page; with ``decode=True`` if the frame has no column ``error``.
     ExportError
         If the page can't be written.
 
@@ -121,8 +116,9 @@ def gallery(
     storage_options = check_storage_options(storage_options)
     if path is not None:
         refuse_source(frame, path)
-    counted = _with_errors(frame, storage_options) if decode else frame
-    counts, lengths = count_headers(counted, decode)
+    if decode and "error" not in frame.columns:
+        raise ArgumentError("decode=True counts the column 'error', which the frame has not")
+    counts, lengths = count_headers(frame, decode)
     sheet = make_thumbnails(frame, n, size, columns, storage_options, lengths, mask=mask)
     encoded = f"{format_bytes(counts['nbytes'].sum())} encoded · " if "nbytes" in frame else ""
     title = title or _default_title(frame)
@@ -146,25 +142,6 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
         error=ArgumentError,
     )
     refuse_no_page(path)
-
-
-def _with_errors(frame: Any, storage_options: dict[str, Any] | None) -> Any:
-    """A frame with a column ``error``; computing it decodes all images, but keeps no pixels."""
-    if "error" in frame.columns:
-        return frame
-    images = image_columns(frame)
-    image = frame.images.column if images else "image"
-    columns = [name for name in frame.columns if name in _HEADER]
-    referenced = references_of_images(frame, [*columns, *images], storage_options)
-    if referenced is None or image not in referenced[1]:
-        raise ArgumentError(
-            "decode=True: the frame has no column 'error', and its images are not those of "
-            f"references or of locations ({', '.join(LOCATION_COLUMNS)}): keep 'error', or "
-            "pass decode=False"
-        )
-    rows, decodes = referenced
-    decode = replace(decodes[image], error="error", errors="null", pixels=False)
-    return decode_references(rows, decode)
 
 
 def count_headers(frame: Any, decode: bool = False) -> tuple[pd.DataFrame, list[int]]:

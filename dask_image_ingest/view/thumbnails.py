@@ -356,13 +356,6 @@ def _below_decode(expr: dx.Expr) -> Referenced | None:
     return None
 
 
-def decode_references(rows: Any, images: ColumnDecode) -> Any:
-    """Decode one column of references; lazy if the frame is."""
-    if isinstance(rows, FrameBase):
-        return dx.new_collection(Decode(rows.expr, (images,)))
-    return decode_partition(rows, (images,))
-
-
 def decode_small(rows: Any, images: Sequence[ColumnDecode]) -> pd.DataFrame:
     """Decode a few rows of references to a pandas frame, on the CPU: a client may have no GPU."""
     frame = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)

@@ -18,8 +18,8 @@ from dask_image_ingest.curate import (
     find_duplicates,
     find_overlaps,
     hash_store,
-    hash_tables,
     measure_quality,
+    near_hashes,
     write_hashes,
 )
 
@@ -241,7 +241,7 @@ def test_a_filter_on_other_columns_is_asked_before_the_decode(collection, work):
 # Two columns to rank by, and one with nulls; how each is ranked, the next test says.
 @pytest.mark.parametrize(
     "keep",
-    ["best", "score", *(pytest.param(k, marks=pytest.mark.nightly) for k in ("largest", "first"))],
+    ["best", *(pytest.param(k, marks=pytest.mark.more) for k in ("score", "largest", "first"))],
 )
 def test_the_answer_is_the_same_whatever_the_partitions_are(random, keep):
     hashes = clusters(random, 60, 6, 15)
@@ -257,7 +257,10 @@ def test_the_answer_is_the_same_whatever_the_partitions_are(random, keep):
         pd.testing.assert_frame_equal(found, expected, check_index_type=False)
 
 
-@pytest.mark.parametrize("keep", ["largest", "best", "first", "score"])
+@pytest.mark.parametrize(
+    "keep",
+    ["best", *(pytest.param(k, marks=pytest.mark.more) for k in ("largest", "first", "score"))],
+)
 def test_it_is_the_greedy_choice_in_the_order_of_keep(random, keep):
     hashes = clusters(random, 60, 6, 15)
     count = len(hashes)
@@ -416,13 +419,13 @@ def rows_of_scratch(kept, new, **options):
     return found[len(kept) :].set_index("__key__")[COLUMNS]
 
 
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("few", [True, False])
+@pytest.mark.parametrize("stored", [True, pytest.param(False, marks=pytest.mark.more)])
+@pytest.mark.parametrize("few", [True, pytest.param(False, marks=pytest.mark.more)])
 def test_new_rows_get_the_verdicts_of_a_run_in_which_the_kept_come_first(
     random, tmp_path, monkeypatch, stored, few
 ):
     if not few:  # as if all with all were too costly
-        monkeypatch.setattr(hash_tables, "_ALL", 1e9)
+        monkeypatch.setattr(near_hashes, "_ALL", 1e9)
     table = table_of(clusters(random, 80, 6, 20), first_key=0)
     old = find_duplicates(table[:250])
     kept = old[old["duplicate.keep"]][table.columns].assign(first_key=1)
@@ -482,7 +485,7 @@ def test_stored_hashes_of_another_kind_or_version_are_refused(random, tmp_path, 
 
 @pytest.mark.slow
 def test_a_cluster_finds_the_same_by_tables(random, client, monkeypatch):
-    monkeypatch.setattr(hash_tables, "_ALL", 1e9)
+    monkeypatch.setattr(near_hashes, "_ALL", 1e9)
     table = table_of(clusters(random, 60, 6, 24))
     found = find_duplicates(table, against=table[:50])
     with dask.config.set(scheduler="synchronous"):
@@ -510,6 +513,7 @@ def test_a_signal_that_keep_names_is_made(collection):
     pd.testing.assert_frame_equal(found[COLUMNS].compute(), expected)
 
 
+@pytest.mark.more
 def test_a_signal_of_quality_can_say_which_stays(collection):
     ddf, _ = collection
     judged = measure_quality(ddf)
@@ -522,9 +526,8 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
         )
 
 
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
+def test_wrong_arguments_are_refused(collection):
+    for arguments, said in [
         ({"by": "phash"}, "by='phash'; choose 'bytes', 'pixels' or 'pdq'"),
         ({"distance": 65}, "pass 0 to 64"),
         ({"distance": 1.5}, "pass 0 to 64"),
@@ -534,11 +537,9 @@ def test_a_signal_of_quality_can_say_which_stays(collection):
         ({"by": "bytes", "variants": ["mirrored"]}, "by='bytes' finds equal"),
         ({"keep": "prettiest"}, "choose 'best', 'largest', 'first' or a column"),
         ({"keep": "format"}, "of numbers"),
-    ],
-)
-def test_wrong_arguments_are_refused(collection, arguments, said):
-    with pytest.raises(dii.ArgumentError, match=said):
-        find_duplicates(collection[0], **arguments)
+    ]:
+        with pytest.raises(dii.ArgumentError, match=said):
+            find_duplicates(collection[0], **arguments)
 
 
 def test_a_frame_without_what_it_needs_is_refused(collection, random):
@@ -555,9 +556,8 @@ def test_a_frame_without_what_it_needs_is_refused(collection, random):
         find_duplicates(table)
 
 
-@pytest.mark.parametrize(
-    ("column", "values", "options"),
-    [
+def test_a_column_of_another_type_is_refused_in_our_own_words():
+    for column, values, options in [
         ("fingerprint.pdq", [1, 2], {}),
         ("fingerprint.pdq", [1.5, 2.5], {}),
         ("fingerprint.pdq", [True, False], {}),
@@ -573,17 +573,15 @@ def test_a_frame_without_what_it_needs_is_refused(collection, random):
         ("quality.blur", [1, "little"], {"keep": "quality.blur"}),
         ("offset", ["first", "second"], {}),
         ("offset", [0.5, 1.5], {}),
-    ],
-)
-def test_a_column_of_another_type_is_refused_in_our_own_words(column, values, options):
-    frame = pd.DataFrame(
-        {"__key__": ["a", "b"], "__url__": "s.tar", "fingerprint.pdq": ["0" * 64] * 2}
-        | {"height": [1, 2], "width": [1, 2], "quality.fine_detail": [1.0, 2.0]}
-    )
-    frame[column] = values
-    for given in (frame, dd.from_pandas(frame, npartitions=1)):
-        with pytest.raises(dii.ArgumentError, match=column):
-            find_duplicates(given, **{"keep": "first", **options})
+    ]:
+        frame = pd.DataFrame(
+            {"__key__": ["a", "b"], "__url__": "s.tar", "fingerprint.pdq": ["0" * 64] * 2}
+            | {"height": [1, 2], "width": [1, 2], "quality.fine_detail": [1.0, 2.0]}
+        )
+        frame[column] = values
+        for given in (frame, dd.from_pandas(frame, npartitions=1)):
+            with pytest.raises(dii.ArgumentError, match=column):
+                find_duplicates(given, **{"keep": "first", **options})
 
 
 def test_the_graph_of_each_query_has_few_bytes_a_row():

@@ -151,12 +151,12 @@ def test_pictures_made_bad_have_the_issue_and_good_ones_have_not(photos):
     assert names[5] == {"grayscale", "odd_aspect"}
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 3), (1, 300, 3), (2, 2, 1), (129, 5, 3)])
-def test_pictures_of_any_shape_have_all_signals(shape):
-    found = pixel_signals([np.full((1, *shape), 255, np.uint8)], np)
-    assert set(found) == set(PIXEL_SIGNALS)
-    assert np.isfinite(list(found.values())).all()
-    assert (found["dark"], found["light"], found["grayscale"]) == (1, 0, 1)
+def test_pictures_of_any_shape_have_all_signals():
+    for shape in [(1, 1, 3), (1, 300, 3), (2, 2, 1), (129, 5, 3)]:
+        found = pixel_signals([np.full((1, *shape), 255, np.uint8)], np)
+        assert set(found) == set(PIXEL_SIGNALS)
+        assert np.isfinite(list(found.values())).all()
+        assert (found["dark"], found["light"], found["grayscale"]) == (1, 0, 1)
 
 
 def test_the_code_is_the_same_on_a_device_and_meets_no_array_of_the_host(photos):

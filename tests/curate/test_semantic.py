@@ -108,22 +108,27 @@ def test_rows_may_be_told_apart_by_a_column_of_unique_values():
     assert found["semantic.of"][0] == "b"
 
 
-@pytest.mark.parametrize("kind", ["fixed", "object"])
-def test_vectors_may_be_lists_of_one_length_or_arrays(kind):
-    import pyarrow as pa
+def test_vectors_may_be_lists_of_one_length_or_arrays():
+    for kind in ["fixed", "object"]:
+        import pyarrow as pa
 
-    vectors = [[1.0, 0.0], [1.0, 0.0], None, [0.0, 1.0]]
-    table = table_of(vectors)
-    if kind == "fixed":
-        fixed = pd.ArrowDtype(pa.list_(pa.float32(), 2))
-        table["embedding"] = pd.Series(vectors, dtype=fixed)
-    else:
-        arrays = [None if vector is None else np.array(vector) for vector in vectors]
-        table["embedding"] = pd.Series(arrays, dtype=object)
-    assert find_semantic_duplicates(table)["semantic.keep"].tolist() == [True, False, True, True]
-    first = compute_similarity(table, np.array([1.0, 0.0]))["similarity"]
-    assert first.isna().tolist() == [False, False, True, False]
-    assert first.dropna().tolist() == [1, 1, 0]
+        vectors = [[1.0, 0.0], [1.0, 0.0], None, [0.0, 1.0]]
+        table = table_of(vectors)
+        if kind == "fixed":
+            fixed = pd.ArrowDtype(pa.list_(pa.float32(), 2))
+            table["embedding"] = pd.Series(vectors, dtype=fixed)
+        else:
+            arrays = [None if vector is None else np.array(vector) for vector in vectors]
+            table["embedding"] = pd.Series(arrays, dtype=object)
+        assert find_semantic_duplicates(table)["semantic.keep"].tolist() == [
+            True,
+            False,
+            True,
+            True,
+        ]
+        first = compute_similarity(table, np.array([1.0, 0.0]))["similarity"]
+        assert first.isna().tolist() == [False, False, True, False]
+        assert first.dropna().tolist() == [1, 1, 0]
 
 
 def test_a_frame_without_rows_or_vectors_has_the_columns(random):
@@ -188,9 +193,8 @@ def test_rows_without_a_direction_overlap_nothing_and_ties_go_to_the_first():
     assert not nothing["overlap.found"].any()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
+def test_overlaps_of_what_cannot_be_compared_are_refused():
+    for options, message in [
         ({"by": "vector"}, "choose 'bytes', 'pixels', 'pdq', or a column of vectors"),
         ({"threshold": float("nan")}, "threshold=nan"),
         ({"threshold": 0}, "threshold=0"),
@@ -198,9 +202,7 @@ def test_rows_without_a_direction_overlap_nothing_and_ties_go_to_the_first():
         ({"test": "hashes"}, "stores no vectors"),
         ({"test": table_of([[1.0, 0.0]]).rename(columns={"embedding": "other"})}, "test= has no"),
         ({"test": table_of([[1.0, 0.0, 0.0]])}, "train= have 2 numbers, those of test= 3"),
-    ],
-)
-def test_overlaps_of_what_cannot_be_compared_are_refused(options, message):
-    table = table_of([[1.0, 0.0]])
-    with pytest.raises(dii.ArgumentError, match=message):
-        find_overlaps(table, **{"test": table, "by": "embedding", **options})
+    ]:
+        table = table_of([[1.0, 0.0]])
+        with pytest.raises(dii.ArgumentError, match=message):
+            find_overlaps(table, **{"test": table, "by": "embedding", **options})

@@ -151,6 +151,14 @@ def test_frames_of_the_same_partitions_are_paired_without_a_shuffle(read, tmp_pa
         assert last == ddf["__key__"].compute().tolist()[-2:]
 
 
+def test_what_is_computed_of_paired_rows_is_theirs(read, scores):
+    """Dask moves the rows of a frame with two parents only where both frames are used."""
+    paired = read(size=4).assign(twin=read(partition_size=600, size=8)["__key__"])
+    found = paired.assign(score=scored(paired).score).compute()
+    assert dict(zip(found["__key__"], found["score"], strict=True)) == scores
+    assert found["twin"].tolist() == found["__key__"].tolist()
+
+
 def test_a_label_finds_its_row(read):
     ddf = read()
     keys = ddf["__key__"].compute()

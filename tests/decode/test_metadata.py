@@ -91,7 +91,7 @@ def add_metadata(name, rng):
     return data
 
 
-@pytest.mark.rounds(2, nightly=100)
+@pytest.mark.rounds(1, nightly=100)
 @pytest.mark.parametrize("mode", MODES)
 def test_metadata_change_no_pixel_alone_or_among_others(mode, rng):
     names = [rng.choice(list(PLAIN)) for _ in range(40)]

@@ -181,7 +181,7 @@ def test_no_warning_leaks_from_any_thread():
 
 
 @pytest.mark.slow
-@pytest.mark.rounds(2, nightly=60)
+@pytest.mark.rounds(1, nightly=60)
 def test_mutated_images_raise_nothing_but_bad_image(rng):
     names = [name for name, data in IMAGES.items() if len(data) < 30_000]
     for _ in range(500):

@@ -52,7 +52,7 @@ def as_pillow(image: np.ndarray, size: tuple[int, ...], how: str) -> np.ndarray 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", RESIZES)
-@pytest.mark.rounds(2, nightly=20)
+@pytest.mark.rounds(1, nightly=20)
 def test_pixels_are_those_of_pillow(seed, how, monkeypatch):
     rng = np.random.default_rng((seed, RESIZES.index(how)))
     large, small = [], []

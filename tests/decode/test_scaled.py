@@ -95,8 +95,8 @@ def test_a_bad_image_is_an_error_row_as_ever(tmp_path, picture):
         for scaled in (False, True)
     ]
     assert list(frames[0].error.isna()) == list(frames[1].error.isna())
-    assert frames[1].error.isna()[3]
-    assert frames[1].error[1].startswith("truncated")
+    assert frames[1].error.isna().iloc[3]
+    assert frames[1].error.iloc[1].startswith("truncated")
 
 
 def test_arguments_that_do_not_go_together_are_refused(tmp_path, picture):

@@ -22,9 +22,6 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export import query
 from dask_image_ingest.export.query import frame_fingerprint
 
-# The module, not the function of this name.
-run = importlib.import_module("dask_image_ingest.export.to_webdataset")
-
 pytestmark = pytest.mark.newest
 
 SCORER = """
@@ -227,7 +224,7 @@ def test_a_token_of_a_frame_is_the_same_in_every_process(shards, edited, tmp_pat
 
 # Is killed before the third shard, if asked; says whether it looked at the frame.
 RUN = """
-import os, signal, sys
+import importlib, os, signal, sys
 sys.path.insert(0, sys.argv[3])
 import dask
 import dask_image_ingest as dii
@@ -235,6 +232,7 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output import store as output_store
 import scorer
 
+run = importlib.import_module("dask_image_ingest.export.to_webdataset")
 killed = sys.argv[4] == "killed"
 stage, commit = run.stage_frame, output_store.LocalStore.commit
 

@@ -116,7 +116,7 @@ PLAIN = {
     "late": lambda ddf: dii.decode_images(ddf.drop(columns="image")),
     "split": lambda ddf: ddf.random_split([0.5, 0.5], random_state=0)[0],
     "loc of a mask": lambda ddf: ddf.loc[ddf.cls == 1],
-    "loc of labels": lambda ddf: ddf.loc[2:5],
+    "loc of labels": lambda ddf: ddf.loc[slice(*ddf.index.compute()[[2, 5]])],
     "largest": lambda ddf: ddf.nlargest(5, "height"),
     "first": lambda ddf: ddf.sort_values("height").head(5, compute=False),
     "without nulls": lambda ddf: ddf.fillna({"txt": ""}).dropna(subset=["cls"]),

@@ -10,6 +10,7 @@ from functools import partial
 from itertools import product
 from unittest import mock
 
+import dask
 import dask.dataframe as dd
 import pytest
 from faulty_server import faulty_server
@@ -174,13 +175,23 @@ def test_the_second_of_two_writers_is_refused(table, remote, monkeypatch):
     assert "_lock" not in names
 
 
-def test_what_a_killed_writer_leaves_is_taken_over(table, remote):
+def test_what_a_killed_writer_leaves_is_taken_over(table, remote, monkeypatch):
     export(table, remote)
     expected = files(remote)
     url, _, fs = remote
     root = url.partition("://")[2]
-    fs.rm(f"{root}/_manifest.json")
-    fs.rm(f"{root}/001.tar")
+    fs.rm(root, recursive=True)
+    write_shard = run.write_shard
+
+    def stopping(number, context):
+        if number == 1:
+            raise KeyboardInterrupt
+        return write_shard(number, context)
+
+    with monkeypatch.context() as context, dask.config.set(scheduler="sync"):
+        context.setattr(run, "write_shard", stopping)
+        with pytest.raises(KeyboardInterrupt):
+            export(table, remote)
     dead = {"run": "gone", "who": f"process 1 on {os.uname().nodename}"}
     fs.pipe_file(f"{root}/_lock", json.dumps(dead).encode())
     fs.pipe_file(f"{root}/_staging/{'0' * 32}.tmp", b"left over")
@@ -205,9 +216,9 @@ def test_a_run_that_slept_while_another_took_over_changes_nothing(
     first = partial(export, table.assign(score=1), remote, samples_per_shard=12, overwrite=True)
     sleeper = Sleeper(monkeypatch, run, step, first)
     try:
-        planned = step in ("stage_frame", "make_plan")
-        frame = table.assign(score=2 if planned and taken_over == "resume" else 1)
-        per_shard = 8 if planned else 12
+        # The earlier export is resumed, or the same call goes on.
+        score, per_shard = (2, 8) if taken_over == "resume" else (1, 12)
+        frame = table.assign(score=score)
         export(frame, remote, samples_per_shard=per_shard, **{taken_over: True})
         expected = files(remote)
     finally:

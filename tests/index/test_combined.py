@@ -342,6 +342,7 @@ def test_a_web_server_is_asked_for_it_alone(shards, tmp_path, pages):
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_a_bucket_is_listed_for_few_shards_too(shards, s3_server):
     fs, options = empty_bucket(s3_server, "combined"), s3_options(s3_server)
     for path in shards:

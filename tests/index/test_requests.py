@@ -220,6 +220,7 @@ def test_shards_in_a_bucket(s3_server, shards):
     assert again["state"].tolist() == ["kept"] * 9
 
 
+@pytest.mark.more
 def test_other_file_systems(shards, tmp_path):
     fs = fsspec.filesystem("memory")
     for path in shards.glob("*.tar"):

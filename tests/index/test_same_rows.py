@@ -70,7 +70,7 @@ def assert_same(one: Any, other: Any) -> None:
         pd.testing.assert_frame_equal(mine, theirs)
 
 
-@pytest.mark.rounds(5, nightly=200)
+@pytest.mark.rounds(2, nightly=200)
 def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed, rng):
     paths = random_shards(tmp_path / "shards", seed)
     chosen = rng.choice(OPTIONS) | {"shard_errors": rng.choice(["raise", "drop"])}
@@ -84,7 +84,7 @@ def test_any_tar_reads_the_same_with_our_index(tmp_path, caplog, seed, rng):
     assert_same(expected, answer(paths, query, caplog, **chosen, **index))
 
 
-@pytest.mark.rounds(6, nightly=200)
+@pytest.mark.rounds(2, nightly=200)
 def test_any_mixture_of_indexes_reads_the_same(tmp_path, caplog, seed, rng):
     """Shards with an index of their own, in the common one, in both and in none, stale or not."""
     folder = tmp_path / "shards"

@@ -150,6 +150,7 @@ def test_a_shard_in_which_every_member_has_an_extension_of_its_own_has_no_index(
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_tasks_of_a_cluster_write_them(shards):
     with dii.start_cluster(n_workers=2):
         assert dii.write_index(shards)["state"].tolist() == ["written"] * 3

@@ -186,8 +186,7 @@ def test_workers_of_a_data_loader_take_its_steps_in_turn(frames):
 
 def test_wrong_arguments_are_refused(frames):
     for arguments, said in [
-        ({"frames": []}, "pass a list of dataframes"),
-        ({"frames": 3}, "pass a list of dataframes"),
+        ({"frames": []}, "pass at least one dataframe"),
         ({"weights": [1]}, "a number above 0 for each of 2 frames"),
         ({"weights": [1, 0]}, "a number above 0 for each of 2 frames"),
         ({"weights": "ab"}, "a number above 0 for each of 2 frames"),

@@ -309,9 +309,9 @@ def test_what_is_drawn_is_the_same_for_all_topologies(in_one, options):
 
 
 OTHERS = {
-    "shuffle=1, and this is shuffle=2": {"shuffle": 2},
-    "shuffle=1, and this is shuffle=None": {"shuffle": None},
-    "epoch=3, and this is epoch=4": {"epoch": 4},
+    "shuffle=1, and this is 2": {"shuffle": 2},
+    "shuffle=1, and this is None": {"shuffle": None},
+    "epoch=3, and this is 4": {"epoch": 4},
     "rows=60, and this is": {"steps": 2},
     "another order": {"weights": "weight"},
     "weights= and balance=": {"balance": "label"},

@@ -22,9 +22,8 @@ def test_an_image_of_any_channels_is_a_file_or_an_error_that_says_what_to_do(for
             pixels = np.asarray(image.convert("RGBA"))
         assert abs(pixels[:, :, 0].astype(int) - 7).max() <= 2
         return
-    with pytest.raises(dii.ArgumentError, match=f"an image has {channels} channels") as told:
+    with pytest.raises(dii.ArgumentError, match=f"an image has {channels} channels"):
         frame.images.encode(format)
-    assert ("or encode('png')" in str(told.value)) == (channels < 5)
     if channels > 3:
         first = frame.images.map_batches(
             lambda images: [image[..., :3] for image in images], {"image": "image"}

@@ -5,6 +5,7 @@ import types
 import numpy as np
 import pyarrow as pa
 import pytest
+from cases import check_cases
 
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.ops.outputs import checked_values
@@ -47,27 +48,29 @@ class Cupy:
 GPU = types.SimpleNamespace(numpy=Cupy(), device="gpu")
 
 
-@pytest.mark.parametrize(
-    ("type_", "values", "expected"),
-    [
-        (pa.float32(), [0.5, None], [0.5, np.nan]),
-        (pa.float32(), np.array([0.5, None]), [0.5, np.nan]),
-        (pa.float32(), [OnGpu(0.5), OnGpu(1.5)], [0.5, 1.5]),
-        (pa.float32(), [OnGpu(0.5), None], [0.5, np.nan]),
-        (pa.float32(), [np.float64(0.5), OnGpu(1.5)], [0.5, 1.5]),
-        (pa.float32(), OnGpu([0.5, 1.5]), [0.5, 1.5]),
-        (pa.list_(pa.float32()), [OnGpu([1.0, 2.0]), OnGpu([3.0, 4.0])], [[1, 2], [3, 4]]),
-        (pa.int64(), [OnGpu(2**62 + 1), OnGpu(1)], [2**62 + 1, 1]),
-        (pa.int64(), [OnGpu(2**52 + 1), 1.0], [2**52 + 1, 1]),
-        (pa.int64(), (2**62 + 1, 1), [2**62 + 1, 1]),
-        (pa.bool_(), [OnGpu(True), False], [True, False]),
-    ],
-)
-def test_lists_of_tensors_and_of_none_are_numbers(type_, values, expected):
-    got = checked_values("s", values, type_, 2, GPU)
-    number = type_.value_type if pa.types.is_list(type_) else type_
-    assert got.dtype == number.to_pandas_dtype()
-    np.testing.assert_array_equal(got, np.array(expected, got.dtype))
+def test_lists_of_tensors_and_of_none_are_numbers():
+    def check(type_, values, expected):
+        got = checked_values("s", values, type_, 2, GPU)
+        number = type_.value_type if pa.types.is_list(type_) else type_
+        assert got.dtype == number.to_pandas_dtype()
+        np.testing.assert_array_equal(got, np.array(expected, got.dtype))
+
+    check_cases(
+        [
+            (pa.float32(), [0.5, None], [0.5, np.nan]),
+            (pa.float32(), np.array([0.5, None]), [0.5, np.nan]),
+            (pa.float32(), [OnGpu(0.5), OnGpu(1.5)], [0.5, 1.5]),
+            (pa.float32(), [OnGpu(0.5), None], [0.5, np.nan]),
+            (pa.float32(), [np.float64(0.5), OnGpu(1.5)], [0.5, 1.5]),
+            (pa.float32(), OnGpu([0.5, 1.5]), [0.5, 1.5]),
+            (pa.list_(pa.float32()), [OnGpu([1.0, 2.0]), OnGpu([3.0, 4.0])], [[1, 2], [3, 4]]),
+            (pa.int64(), [OnGpu(2**62 + 1), OnGpu(1)], [2**62 + 1, 1]),
+            (pa.int64(), [OnGpu(2**52 + 1), 1.0], [2**52 + 1, 1]),
+            (pa.int64(), (2**62 + 1, 1), [2**62 + 1, 1]),
+            (pa.bool_(), [OnGpu(True), False], [True, False]),
+        ],
+        check,
+    )
 
 
 def test_lists_keep_their_nulls():

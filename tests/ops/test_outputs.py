@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from cases import check_cases
 from dask.utils import key_split
 from small_frames import lazy_frame, small_frame
 
@@ -31,52 +32,56 @@ def out(frame, values, type_):
 
 
 class TestNumbers:
-    @pytest.mark.parametrize(
-        ("type_", "values", "told"),
-        [
-            ("uint8", np.full(4, 300), "300 in 'o', which uint8 can't hold"),
-            ("uint8", [1, 2, 3, -1], "-1 in 'o'"),
-            ("int64", np.full(4, 0.9), r"0\.9 in 'o', which int64 can't hold"),
-            ("int64", np.array([1, 2, np.nan, 3]), "nan in 'o'"),
-            ("int32", np.array([1, 2, np.inf, 3], "f4"), "inf in 'o'"),
-            ("int64", np.full(4, 2**63 + 5, "u8"), "9223372036854775813 in 'o'"),
-            ("int64", np.full(4, 2.0**63), r"9\.223372036854776e\+18 in"),
-            ("int64", [2**64] * 4, "18446744073709551616 in 'o'"),
-            ("float64", [10**400, 1, 2, 3], "10+… in 'o'|no array of numbers"),
-            ("uint64", [2**63, None, 2**64, 0], "18446744073709551616 in 'o'"),
-            ("list<int64>", [[2**63, 1], [1, 1]] * 2, "9223372036854775808 in 'o'"),
-            ("struct<a: uint64>", [{"a": -1}, {"a": 2**63}] * 2, "-1 in 'o'"),
-            ("int64", [2**63, -1, 0, 0], r"9223372036854775808 in 'o'"),
-            ("uint64", [np.int64(-1), np.uint64(2**63 + 1), 0, 0], "-1 in 'o'"),
-            ("int8", np.array([300] * 4, object), "300 in 'o'"),
-            ("int64", [Decimal("1.00000000000000000001"), 1, 1, 1], "Decimal.* in 'o'"),
-            ("bool", np.full(4, 0.2), r"0\.2 in 'o', which bool can't hold"),
-            ("bool", [0, 1, 2, 0], "2 in 'o'"),
-            ("float16", np.full(4, 70_000.0), r"70000\.0 in 'o', which float16 can't hold"),
-            ("float32", np.full(4, 1e300), r"1e\+300 in 'o'"),
-            ("list<int8>", np.full((4, 2), 200), "200 in 'o', which int8"),
-        ],
-    )
-    def test_a_number_that_its_type_cannot_hold_is_refused(self, frame, type_, values, told):
-        with pytest.raises(dii.ArgumentError, match=told):
-            out(frame, values, type_)
+    def test_a_number_that_its_type_cannot_hold_is_refused(self, frame):
+        def check(type_, values, told):
+            with pytest.raises(dii.ArgumentError, match=told):
+                out(frame, values, type_)
 
-    @pytest.mark.parametrize(
-        ("type_", "values"),
-        [
-            ("uint8", np.array([0, 255, 1, 2])),
-            ("int64", np.array([1.0, -3.0, 2.0**52, 0.0])),
-            ("int64", np.array([0, 2**63 - 1, 1, 2], "u8")),
-            ("uint64", np.full(4, 2**64 - 1, "u8")),
-            ("int8", [True, False, True, True]),
-            ("bool", [0, 1, 1, 0]),
-            ("bool", np.array([0.0, 1, 1, 0])),
-            ("float32", np.array([0.5, np.inf, -np.inf, 0.25])),
-            ("float64", [1, 2.5, 3, 4]),
-        ],
-    )
-    def test_a_number_of_another_type_keeps_its_value(self, frame, type_, values):
-        assert out(frame, values, type_) == np.asarray(values).tolist()
+        check_cases(
+            [
+                ("uint8", np.full(4, 300), "300 in 'o', which uint8 can't hold"),
+                ("uint8", [1, 2, 3, -1], "-1 in 'o'"),
+                ("int64", np.full(4, 0.9), r"0\.9 in 'o', which int64 can't hold"),
+                ("int64", np.array([1, 2, np.nan, 3]), "nan in 'o'"),
+                ("int32", np.array([1, 2, np.inf, 3], "f4"), "inf in 'o'"),
+                ("int64", np.full(4, 2**63 + 5, "u8"), "9223372036854775813 in 'o'"),
+                ("int64", np.full(4, 2.0**63), r"9\.223372036854776e\+18 in"),
+                ("int64", [2**64] * 4, "18446744073709551616 in 'o'"),
+                ("float64", [10**400, 1, 2, 3], "10+… in 'o'|no array of numbers"),
+                ("uint64", [2**63, None, 2**64, 0], "18446744073709551616 in 'o'"),
+                ("list<int64>", [[2**63, 1], [1, 1]] * 2, "9223372036854775808 in 'o'"),
+                ("struct<a: uint64>", [{"a": -1}, {"a": 2**63}] * 2, "-1 in 'o'"),
+                ("int64", [2**63, -1, 0, 0], r"9223372036854775808 in 'o'"),
+                ("uint64", [np.int64(-1), np.uint64(2**63 + 1), 0, 0], "-1 in 'o'"),
+                ("int8", np.array([300] * 4, object), "300 in 'o'"),
+                ("int64", [Decimal("1.00000000000000000001"), 1, 1, 1], "Decimal.* in 'o'"),
+                ("bool", np.full(4, 0.2), r"0\.2 in 'o', which bool can't hold"),
+                ("bool", [0, 1, 2, 0], "2 in 'o'"),
+                ("float16", np.full(4, 70_000.0), r"70000\.0 in 'o', which float16 can't hold"),
+                ("float32", np.full(4, 1e300), r"1e\+300 in 'o'"),
+                ("list<int8>", np.full((4, 2), 200), "200 in 'o', which int8"),
+            ],
+            check,
+        )
+
+    def test_a_number_of_another_type_keeps_its_value(self, frame):
+        def check(type_, values):
+            assert out(frame, values, type_) == np.asarray(values).tolist()
+
+        check_cases(
+            [
+                ("uint8", np.array([0, 255, 1, 2])),
+                ("int64", np.array([1.0, -3.0, 2.0**52, 0.0])),
+                ("int64", np.array([0, 2**63 - 1, 1, 2], "u8")),
+                ("uint64", np.full(4, 2**64 - 1, "u8")),
+                ("int8", [True, False, True, True]),
+                ("bool", [0, 1, 1, 0]),
+                ("bool", np.array([0.0, 1, 1, 0])),
+                ("float32", np.array([0.5, np.inf, -np.inf, 0.25])),
+                ("float64", [1, 2.5, 3, 4]),
+            ],
+            check,
+        )
 
     def test_integers_of_python_never_become_floats_on_the_way(self, frame):
         large, low, scalar = 2**63 + 5, [3, 1, 4, 1], np.uint64(2**64 - 1)
@@ -190,47 +195,49 @@ class TestNulls:
 
 
 class TestOtherAnswers:
-    @pytest.mark.parametrize(
-        ("type_", "values", "told"),
-        [
-            ("string", [1, 2, 3, 4], "gave 1 in 'o', and outputs= says string"),
-            ("string", ["a", "b", 3.5, "d"], "gave 3.5 in 'o'"),
-            ("string", "abcd", "gave 'abcd' as 'o': give an array or a list"),
-            ("string", {"a", "b", "c", "d"}, "give an array or a list"),
-            ("binary", b"abcd", "gave b'abcd' as 'o': give an array or a list"),
-            ("binary", [1, 2, 3, 4], "gave 1 in 'o', and outputs= says binary"),
-            ("string", None, "gave None as 'o'"),
-            ("float32", None, "gave None as 'o'"),
-            ("float32", "abcd", "gave 'abcd' as 'o'"),
-            ("float32", ["a", "b", "c", "d"], "no array of numbers"),
-            ("float32", np.array([1j] * 4), "no array of numbers"),
-            ("int64", np.array(["2020-01-01"] * 4, "M8[s]"), "no array of numbers"),
-            ("list<float32>", [[1], ["a", "b"], [1], [1]], "no array of numbers"),
-            (
-                "list<float32>",
-                [[1], [[1]], [1, 2], [1]],
-                "gave .* in 'o'.*list<float32>|no array",
-            ),
-            ("list<float32>", [[1], 2, [1, 2], [1]], "gave 2 in 'o'.*list<float32>"),
-            ("list<int8>", [[1], [1, 200], [1], None], "200 in 'o', which int8 can't hold"),
-            ("list<string>", ["a", ["b"], [], None], "gave 'a' in 'o'.*list<string>"),
-            ("list<string>", [["a"], ["b", 1], [], None], r"gave 1 in 'o'"),
-            ("list<list<float32>>", [[[1]], [1], [], None], "gave 1 in 'o'"),
-            ("struct<a: int64>", [{"a": 1}, {"b": 1}, None, {}], "give dicts of a"),
-            ("struct<a: int64>", [{"a": 1}, {"a": 1.5}, None, {}], r"1\.5 in 'o', which int64"),
-            ("struct<a: int64>", 3, "gave 3 as 'o'"),
-            ("float32[2]", np.zeros((4, 3)), r"shape \(4, 3\), and outputs= says float32\[2\]"),
-            (
-                "float32[2]",
-                [np.zeros(2), None, np.zeros(3), None],
-                r"in 'o', and outputs= says float32\[2\]",
-            ),
-            ("float32[2, 2]", np.zeros((4, 4)), r"says float32\[2, 2\] for each image"),
-        ],
-    )
-    def test_what_is_no_value_of_the_type_is_refused(self, frame, type_, values, told):
-        with pytest.raises(dii.ArgumentError, match=told):
-            out(frame, values, type_)
+    def test_what_is_no_value_of_the_type_is_refused(self, frame):
+        def check(type_, values, told):
+            with pytest.raises(dii.ArgumentError, match=told):
+                out(frame, values, type_)
+
+        check_cases(
+            [
+                ("string", [1, 2, 3, 4], "gave 1 in 'o', and outputs= says string"),
+                ("string", ["a", "b", 3.5, "d"], "gave 3.5 in 'o'"),
+                ("string", "abcd", "gave 'abcd' as 'o': give an array or a list"),
+                ("string", {"a", "b", "c", "d"}, "give an array or a list"),
+                ("binary", b"abcd", "gave b'abcd' as 'o': give an array or a list"),
+                ("binary", [1, 2, 3, 4], "gave 1 in 'o', and outputs= says binary"),
+                ("string", None, "gave None as 'o'"),
+                ("float32", None, "gave None as 'o'"),
+                ("float32", "abcd", "gave 'abcd' as 'o'"),
+                ("float32", ["a", "b", "c", "d"], "no array of numbers"),
+                ("float32", np.array([1j] * 4), "no array of numbers"),
+                ("int64", np.array(["2020-01-01"] * 4, "M8[s]"), "no array of numbers"),
+                ("list<float32>", [[1], ["a", "b"], [1], [1]], "no array of numbers"),
+                (
+                    "list<float32>",
+                    [[1], [[1]], [1, 2], [1]],
+                    "gave .* in 'o'.*list<float32>|no array",
+                ),
+                ("list<float32>", [[1], 2, [1, 2], [1]], "gave 2 in 'o'.*list<float32>"),
+                ("list<int8>", [[1], [1, 200], [1], None], "200 in 'o', which int8 can't hold"),
+                ("list<string>", ["a", ["b"], [], None], "gave 'a' in 'o'.*list<string>"),
+                ("list<string>", [["a"], ["b", 1], [], None], r"gave 1 in 'o'"),
+                ("list<list<float32>>", [[[1]], [1], [], None], "gave 1 in 'o'"),
+                ("struct<a: int64>", [{"a": 1}, {"b": 1}, None, {}], "give dicts of a"),
+                ("struct<a: int64>", [{"a": 1}, {"a": 1.5}, None, {}], r"1\.5 in 'o', which int64"),
+                ("struct<a: int64>", 3, "gave 3 as 'o'"),
+                ("float32[2]", np.zeros((4, 3)), r"shape \(4, 3\), and outputs= says float32\[2\]"),
+                (
+                    "float32[2]",
+                    [np.zeros(2), None, np.zeros(3), None],
+                    r"in 'o', and outputs= says float32\[2\]",
+                ),
+                ("float32[2, 2]", np.zeros((4, 4)), r"says float32\[2, 2\] for each image"),
+            ],
+            check,
+        )
 
     @pytest.mark.parametrize(
         ("type_", "values"),

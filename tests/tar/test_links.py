@@ -124,7 +124,7 @@ def test_what_macos_adds_is_skipped_and_counted():
 
 
 @pytest.mark.slow
-@pytest.mark.rounds(2, nightly=60)
+@pytest.mark.rounds(1, nightly=60)
 def test_random_tars_with_links_read_as_tarfile_reads_them(rng):
     for _ in range(40):
         shard = random_links(rng)

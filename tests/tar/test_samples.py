@@ -47,7 +47,7 @@ FILES = {"a.jpg": b"A" * 700, "a.txt": b"cat", "b.jpg": b"B" * 512, "b.txt": b""
 
 
 @pytest.mark.slow
-@pytest.mark.rounds(3, nightly=100)
+@pytest.mark.rounds(1, nightly=100)
 def test_random_tars_read_as_webdataset_reads_them(rng):
     for _ in range(20):
         shard = random_tar(rng.randrange(10**9))
@@ -61,7 +61,7 @@ name_alphabet = st.sampled_from([*"a./_\nÉé ", "__"])
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(name_alphabet, min_size=1, max_size=12).map("".join))
 def test_any_name_is_split_as_webdataset_splits_it(name):
     for kind in (b"0", b"\0"):
@@ -120,7 +120,7 @@ def test_each_sample_has_its_own_duplicates_after_that():
 
 
 @pytest.mark.slow
-@pytest.mark.rounds(3, nightly=100)
+@pytest.mark.rounds(1, nightly=100)
 def test_members_in_any_order_are_grouped_as_the_rule_says(rng):
     """Keys that come back, members twice: against the rule member by member, in plain Python."""
     for _ in range(300):
@@ -350,7 +350,7 @@ def test_a_pax_header_without_its_member_is_damage():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("count", [3, 3000])
+@pytest.mark.parametrize("count", [3, 1100])
 def test_nothing_from_a_bad_checksum_on_is_kept(count):
     shard = tar({f"{i:05d}.jpg": b"x" for i in range(count)})
     rng = random.Random(count)
@@ -437,7 +437,7 @@ def test_what_is_no_tar_is_refused_by_name(data, what):
 
 @pytest.mark.slow
 @pytest.mark.newest
-@pytest.mark.rounds(3, nightly=100)
+@pytest.mark.rounds(1, nightly=100)
 def test_mutated_tars_never_crash_or_hang(rng):
     tars = [random_tar(rng.randrange(10**9)) for _ in range(10)]
     for _ in range(100):

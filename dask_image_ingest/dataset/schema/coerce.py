@@ -15,7 +15,7 @@ from contextlib import suppress
 from decimal import MAX_EMAX, MAX_PREC, MIN_EMIN, Context, Decimal
 from fractions import Fraction
 from itertools import accumulate
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +54,8 @@ _INVALID = (
     tokenize.TokenError,
     MemoryError,
 )
+
+_T = TypeVar("_T")
 
 _MAGIC, _ZIP = b"\x93NUMPY", b"PK\x03\x04"
 
@@ -174,7 +176,10 @@ def _list(
     return kind.from_arrays(offsets, values, type=type_, mask=mask)
 
 
-def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
+_Coercion: TypeAlias = Callable[[object], object]
+
+
+def strict_coercion(type_: pa.DataType) -> _Coercion:
     """A function that coerces a JSON value to this type, or raises.
 
     Arrow alone is too lenient (1.5 becomes the integer 1, "cat" a list of three strings) and too
@@ -201,12 +206,12 @@ def strict_coercion(type_: pa.DataType) -> Callable[[Any], Any]:
     return _null_or(lambda value: b64decode(_exactly(str, value), validate=True))
 
 
-def _null_or(coerce: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _null_or(coerce: _Coercion) -> _Coercion:
     return lambda value: None if value is None else coerce(value)
 
 
-def _items(coerce: Callable[[Any], Any], size: int | None) -> Callable[[Any], list[Any]]:
-    def items(value: Any) -> list[Any]:
+def _items(coerce: _Coercion, size: int | None) -> _Coercion:
+    def items(value: object) -> list[object]:
         if size not in (None, len(_exactly(list, value))):
             raise ValueError
         return [coerce(item) for item in _exactly(list, value)]
@@ -214,26 +219,26 @@ def _items(coerce: Callable[[Any], Any], size: int | None) -> Callable[[Any], li
     return items
 
 
-def _record(fields: dict[str, Callable[[Any], Any]]) -> Callable[[Any], dict[str, Any]]:
+def _record(fields: dict[str, _Coercion]) -> _Coercion:
     return lambda value: {
         name: coerce(_exactly(dict, value).get(name)) for name, coerce in fields.items()
     }
 
 
-def _integer(value: Any) -> int:
+def _integer(value: object) -> int:
     if isinstance(value, (float, Decimal)) and float(value).is_integer():
         return int(float(value))
     return _exactly(int, value)
 
 
-def _float(value: Any) -> float:
+def _float(value: object) -> float:
     return float(value if isinstance(value, (float, Decimal)) else _exactly(int, value))
 
 
 _EXACT = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN)
 
 
-def _decimal(value: Any, type_: pa.DataType) -> Decimal:
+def _decimal(value: object, type_: pa.DataType) -> Decimal:
     number = value if isinstance(value, Decimal) else Decimal(_exactly(int, value))
     number = number.normalize(_EXACT)
     # pyarrow 26 makes zero of some numbers with more digits, and crashes for 1e-999999999.
@@ -257,7 +262,7 @@ _ZEROS = re.compile(r"(?:\.|(\.\d*[1-9]))0+(?!\d)", re.ASCII)  # at the end of a
 _UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
-def _time(value: Any, type_: pa.DataType) -> int:
+def _time(value: object, type_: pa.DataType) -> int:
     """A time in the type's unit: a string is ISO 8601, a number counts the unit."""
     if not isinstance(value, str):
         time = pa.scalar(_integer(value), type_)
@@ -284,11 +289,11 @@ def _units(form: re.Pattern[str], text: str, type_: pa.DataType) -> int:
     return count.numerator
 
 
-def _exactly(kind: type, value: Any) -> Any:
-    # Not isinstance: True is an int.
-    if type(value) is not kind:
-        raise TypeError
-    return value
+def _exactly(kind: type[_T], value: object) -> _T:
+    # The very type: True is an int.
+    if isinstance(value, kind) and type(value) is kind:
+        return value
+    raise TypeError
 
 
 # What Python and Arrow raise for values that don't fit.
@@ -305,7 +310,7 @@ _MISFIT = (
 LARGEST_JSON = 16 << 20
 
 
-def arrow_type(argument: str, type_: Any) -> pa.DataType:
+def arrow_type(argument: str, type_: object) -> pa.DataType:
     """Parse a column type: an Arrow type or its name, or a Python or NumPy type.
 
     Raises
@@ -350,7 +355,7 @@ def convert(
         if plain is not None:
             return plain, []
     misfits: list[int] = []
-    values: Sequence[Any] = contents
+    values: Sequence[object] = contents
     # Arrow takes bytes as text if they are valid UTF-8.
     if path is not None or not (is_bytes(type_) or is_text(type_)):
         values, misfits = _read(contents, _reader(type_, path), strict_coercion(type_))
@@ -361,7 +366,7 @@ def convert(
         return array, sorted(misfits + more)
 
 
-def _column(values: Sequence[Any], type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
+def _column(values: Sequence[object], type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
     array = pa.array(values, as_lists(type_))
     return as_tensors(array, type_) if isinstance(type_, pa.FixedShapeTensorType) else array
 
@@ -401,8 +406,8 @@ def _without_underscores(content: bytes) -> bytes:
 
 
 def _read(
-    contents: Sequence[bytes | None], read: Callable[[bytes], Any], coerce: Callable[[Any], Any]
-) -> tuple[list[Any], list[int]]:
+    contents: Sequence[bytes | None], read: Callable[[bytes], object], coerce: _Coercion
+) -> tuple[list[object], list[int]]:
     values = []
     misfits = []
     for row, content in enumerate(contents):
@@ -448,7 +453,7 @@ def _reader(type_: pa.DataType, path: str | None) -> Callable[[bytes], Any]:
 def _json_field(path: str, parse: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
     steps = path.split(".")
 
-    def field(content: bytes) -> Any:
+    def field(content: bytes) -> object:
         value = parse(content)
         if isinstance(value, dict) and path in value:
             return value[path]
@@ -460,7 +465,7 @@ def _json_field(path: str, parse: Callable[[bytes], Any]) -> Callable[[bytes], A
 
 
 def _one_by_one(
-    values: Sequence[Any], type_: pa.DataType
+    values: Sequence[object], type_: pa.DataType
 ) -> tuple[pa.Array | pa.ChunkedArray, list[int]]:
     fitting = list(values)
     misfits = []

@@ -93,7 +93,7 @@ class Schema:
     def _types(self) -> dict[str, pa.DataType]:
         types = dict(METADATA_COLUMNS)
         types.update((member.column, member.type) for member in self.member_columns)
-        types.update((each.column, each.type) for each in self.sidecar)
+        types.update((column.column, column.type) for column in self.sidecar)
         for image in self.images[1:]:
             fields = {n: t for n, t in METADATA_COLUMNS.items() if not n.startswith("_")}
             types.update((image_field(image, name), type_) for name, type_ in fields.items())
@@ -111,12 +111,12 @@ class Schema:
     def select_sidecar(self, columns: Iterable[str]) -> tuple[FileColumn, ...]:
         """The sidecar's columns among ``columns``."""
         wanted = set(columns)
-        return tuple(each for each in self.sidecar if each.column in wanted)
+        return tuple(column for column in self.sidecar if column.column in wanted)
 
     @property
     def errors(self) -> frozenset[str]:
         """The error columns, filled by a decode; without those that a sidecar has."""
-        stored = {each.column for each in self.sidecar}
+        stored = {column.column for column in self.sidecar}
         return frozenset(self.field(image, "error") for image in self.images) - stored
 
     @property
@@ -139,7 +139,7 @@ class TableSchema(Schema):
     def _types(self) -> dict[str, pa.DataType]:
         types: dict[str, pa.DataType] = {"__key__": pa.string(), "__url__": pa.string()}
         types |= dict.fromkeys(self.order, IMAGE)
-        types |= {each.column: each.type for each in self.sidecar}
+        types |= {column.column: column.type for column in self.sidecar}
         for image in self.images:
             for name in ("error", "nbytes", "format", "height", "width", "channels"):
                 types.setdefault(self.field(image, name), METADATA_COLUMNS[name])
@@ -197,7 +197,7 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
     return None
 
 
-def parse_image_extensions(image: Any) -> tuple[str, ...]:
+def parse_image_extensions(image: object) -> tuple[str, ...]:
     """The argument ``image=``: extensions in order of preference, listed or joined by ``;``."""
     names = (
         image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
@@ -211,7 +211,7 @@ def parse_image_extensions(image: Any) -> tuple[str, ...]:
     return extensions
 
 
-def _parse_members(members: Any) -> dict[str, pa.DataType]:
+def _parse_members(members: object) -> dict[str, pa.DataType]:
     """The argument ``members=``: extension → type."""
     if not isinstance(members, Mapping) or not all(map(_is_name, members)):
         raise ArgumentError(
@@ -228,7 +228,7 @@ def _parse_members(members: Any) -> dict[str, pa.DataType]:
     return types
 
 
-def _json_fields(json_fields: Any) -> list[MemberColumn]:
+def _json_fields(json_fields: object) -> list[MemberColumn]:
     fields = {} if json_fields is None else json_fields
     if not isinstance(fields, Mapping) or not all(map(_is_name, fields)):
         raise ArgumentError(
@@ -241,7 +241,7 @@ def _json_fields(json_fields: Any) -> list[MemberColumn]:
     ]
 
 
-def _is_name(name: Any) -> bool:
+def _is_name(name: object) -> bool:
     return isinstance(name, str) and bool(name) and is_utf8(name)
 
 

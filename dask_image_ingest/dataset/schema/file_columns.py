@@ -43,7 +43,7 @@ _MOST_UNREADABLE = 10
 _KEYS = ("__key__", "key")
 
 
-def check_sidecar(sidecar: Any) -> None:
+def check_sidecar(sidecar: object) -> None:
     """Raise `ArgumentError` for an unknown ``sidecar=``."""
     if sidecar is not None and sidecar is not False:
         check_choice("sidecar", sidecar, ("parquet", "auto"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 from dask_image_ingest.decode.formats.stored import MAX_PARTS, StoredHeader, read_orientation
 from dask_image_ingest.storage import LazyBytes
@@ -83,7 +83,7 @@ def _is_intact(data: LazyBytes, at: int, end: int) -> bool:
     return zlib.crc32(data[at + 4 : end - 4]) == checksum
 
 
-def without_png_metadata(data: Any, *, exif: bool = False) -> Any:
+def without_png_metadata(data: bytes, *, exif: bool = False) -> bytes:
     """The PNG with only the chunks that colours depend on, and with ``exif`` its orientation.
 
     So damaged or huge text, colour profiles and gamma neither fail a decoder nor change pixels, in
@@ -175,7 +175,7 @@ def _webp_orientation(data: LazyBytes, end: int) -> tuple[int, bool]:
     return orientation, unambiguous and blocks == 1
 
 
-def is_valid_png(data: Any) -> bool:
+def is_valid_png(data: LazyBytes) -> bool:
     """Check the checksums of the chunks that pixels depend on; decoders may skip the others."""
     kind = None
     for kind, at, end in _chunks(data):

@@ -137,7 +137,7 @@ class TiffLayout:
     @property
     def suits_pillow(self) -> bool:
         """True if Pillow reads the colours right: unsigned samples of a pixel side by side."""
-        plain = all(each == _UNSIGNED for each in self.values(_SAMPLE_FORMAT))
+        plain = set(self.values(_SAMPLE_FORMAT)) <= {_UNSIGNED}
         plain = plain and not self.planar and set(self.bits) <= {1, 2, 4, 8, 16}
         return plain or self.is_picture or self.photometric > _PALETTE
 
@@ -174,7 +174,7 @@ class TiffLayout:
         BadImage
             If the directory names bytes that the file does not have.
         """
-        tags = {tag: each for tag, each in self.tags.items() if tag != _ORIENTATION}
+        tags = {tag: value for tag, value in self.tags.items() if tag != _ORIENTATION}
         if not inverted and not self.photometric:
             tags[_PHOTOMETRIC] = (3, (1,))
         if self.compression != _OLD_JPEG:

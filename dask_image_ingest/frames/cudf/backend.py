@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dask_image_ingest.decode import Pixels
-from dask_image_ingest.frames.arrow_types import bytes_of
+from dask_image_ingest.frames.arrow_types import bytes_of, row_values
 from dask_image_ingest.frames.backend import (
     Kind,
     NewColumn,
@@ -41,7 +41,6 @@ from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
 from dask_image_ingest.frames.pandas_backend import stack_views
-from dask_image_ingest.frames.row_values import row_values
 
 # Share of a GPU's memory for a partition, as in dask_cudf's readers.
 _PARTITION_SHARE = 1 / 32

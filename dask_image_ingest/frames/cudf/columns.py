@@ -63,13 +63,7 @@ def stored(type_: pa.DataType) -> pa.DataType:
 
 
 def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
-    """`stored` types of columns.
-
-    Raises
-    ------
-    ArgumentError
-        For a type without a substitute.
-    """
+    """`stored` types of columns."""
     for name, type_ in types.items():
         if not holds(type_):
             raise ArgumentError(

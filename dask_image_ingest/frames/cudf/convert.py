@@ -217,13 +217,7 @@ def _by_fields(dtype: cudf.StructDtype) -> tuple[type[cudf.StructDtype], tuple[d
 
 
 def concat(frames: list[cudf.DataFrame], *args: Any, **kwargs: Any) -> cudf.DataFrame:
-    """Concatenate as dask_cudf, with a helpful error.
-
-    Raises
-    ------
-    PartitionTooLargeError
-        If the images exceed what one column can hold.
-    """
+    """Concatenate as dask_cudf, with a helpful error."""
     try:
         return concat_cudf(frames, *args, **kwargs)
     except OverflowError as error:

@@ -348,6 +348,9 @@ class RemoteStore:
             file.write(content)
             self.commit(file, name, check)
 
+    def append(self, name: str, content: bytes) -> None:
+        raise NotImplementedError(f"{self.locate(name)}: object stores have no appends")
+
     @contextmanager
     def scratch(self, name: str = "") -> Iterator[BufferedRandom]:
         """An unnamed local file, which vanishes with the process."""

@@ -48,7 +48,7 @@ def expected(files, tmp_path_factory):
     folder = tmp_path_factory.mktemp("local")
     for name, data in files.items():
         (folder / name).write_bytes(data)
-    return read(f"{folder}/*.tar")[["__key__", "score", "large"]].compute()
+    return read(f"{folder}/*.tar")[["__key__", "score", "large"]].compute().reset_index(drop=True)
 
 
 def read(paths, sidecar="parquet", **options):
@@ -73,7 +73,7 @@ def test_no_web_server_is_asked_for_each_file(files, expected, page):
         assert {path for _, path in asked} == {"/d/00000.parquet"}
         assert asked["HEAD", "/d/00000.parquet"] == (0 if page else 1)
         found = ddf[["__key__", "score", "large"]].compute()
-    pd.testing.assert_frame_equal(found, expected)
+    pd.testing.assert_frame_equal(found.reset_index(drop=True), expected)
 
 
 def test_a_file_that_a_server_turns_out_not_to_have(files):
@@ -123,7 +123,7 @@ def test_faults_lose_nothing(files, expected):
     with served(files, rates=rates, seed=4) as server:
         found = read(f"{server.url}/d/{PATTERN}")[["__key__", "score", "large"]].compute()
         assert sum(server.injected.values()) > 3
-    pd.testing.assert_frame_equal(found, expected)
+    pd.testing.assert_frame_equal(found.reset_index(drop=True), expected)
 
 
 def test_a_bucket_is_listed_once_for_both(files, expected, bucket, s3_options):
@@ -140,4 +140,4 @@ def test_a_bucket_is_listed_once_for_both(files, expected, bucket, s3_options):
         assert len(listings) == 1
         assert not heads
         found = ddf[["__key__", "score", "large"]].compute()
-    pd.testing.assert_frame_equal(found, expected)
+    pd.testing.assert_frame_equal(found.reset_index(drop=True), expected)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.server
 import io
 import json
 import os
@@ -13,7 +14,7 @@ from urllib.parse import quote, unquote
 import dask
 import pyarrow as pa
 import pytest
-from faulty_server import faulty_server
+from faulty_server import faulty_server, serving
 from few_images import encoded
 from pyarrow import parquet
 from tars import tar
@@ -142,11 +143,14 @@ def test_a_glob_with_a_query_says_what_to_do(server):
         read(f"{server.url}/d/*.tar?sig=1")
 
 
-def test_a_size_that_only_head_tells_is_known(server):
+def test_a_server_that_tells_no_size_is_named(server):
     server.sizes = False
     server.files["/d/0.tar"] = SHARD + bytes(1 << 20)
-    with open_shard(f"{server.url}/d/0.tar") as content:
-        assert bytes(content[:]) == server.files["/d/0.tar"]
+    with (
+        pytest.raises(dii.ShardError, match="its server does not give its size"),
+        open_shard(f"{server.url}/d/0.tar"),
+    ):
+        pass
 
 
 def random_url(rng, host, secret):
@@ -187,3 +191,41 @@ def test_random_urls_are_sent_as_urllib_sends_them(rng, server):
         expected = {b64encode(unquote(userinfo + ":" * (":" not in userinfo)).encode()).decode()}
         given = {headers.get("Authorization") for _, _, headers in server.seen}
         assert given == ({f"Basic {each}" for each in expected} if userinfo else {None})
+
+
+class RedirectingHandler(http.server.BaseHTTPRequestHandler):
+    """Sends what begins with ``/moved`` elsewhere; notes each request target as it came."""
+
+    protocol_version = "HTTP/1.1"
+
+    def do_GET(self):
+        self.server.targets.append(self.path)
+        moved = self.path.startswith("/moved")
+        self.send_response(302 if moved else 206)
+        if moved:
+            host = self.headers["Host"]
+            self.send_header("Location", f"http://{host}/there.tar?{SIGNED}")
+        else:
+            self.send_header("Content-Range", "bytes 0-9/10")
+        body = b"" if moved else b"0123456789"
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+def test_redirects_and_proxies_get_urls_byte_for_byte(monkeypatch):
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), RedirectingHandler)
+    server.targets = []
+    with serving(server) as root:
+        with open_shard(f"{root}/moved.tar?{SIGNED}") as content:
+            assert content[:] == b"0123456789"
+        assert server.targets == [f"/moved.tar?{SIGNED}", f"/there.tar?{SIGNED}"]
+        server.targets.clear()
+        monkeypatch.setenv("http_proxy", root)
+        monkeypatch.setenv("no_proxy", "")
+        with open_shard(f"http://user:secret@far.invalid/x.tar?{SIGNED}") as content:
+            assert content[:] == b"0123456789"
+        assert server.targets == [f"http://far.invalid/x.tar?{SIGNED}"]

@@ -1,18 +1,20 @@
 """Near pairs among millions of 256-bit hashes, by tables over sampled bits.
 
 Locality-sensitive hashing by bit sampling. A table groups hashes by ``bits`` of their 256 bits, and
-only hashes of one group are compared, in full. Hashes that differ in d bits are in one group of a
-table with a chance of C(256 - d, bits) / C(256, bits), and so ``tables`` tables find about
+only hashes of one group are compared, in full. So ``tables`` tables find about
 
     recall = 1 - (1 - C(256 - d, bits) / C(256, bits)) ** tables
 
-of all such pairs. `missed` has the exact value, which is a little better: a table takes its bits
-from one of the four words of a hash, and the tables of a word share no bit, as long as there are
-bits left. About log2(rows) bits make groups of constant size. So the work grows as rows × tables,
-and never as the square of the rows.
+of the pairs that differ in d bits; `missed` has the exact value. A table takes its bits from one of
+the four words of a hash, and the tables of a word share no bit, as long as there are bits left.
+About log2(rows) bits make groups of constant size: the work grows as rows × tables.
 
 Groups too large for that, of hashes that are alike, are not compared there. Their rows are searched
 again by tables of their own, over more bits, or compared with all of them.
+
+Tables connect near rows. `nearest_kept` compares all rows that are connected, directly or by way of
+others, in their order: so a pair that the tables miss is found if others lead from one to the
+other.
 """
 
 from __future__ import annotations
@@ -57,7 +59,6 @@ _BLOCK = 1 << 15
 _EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
 _MERGED = 8  # tasks whose results are reduced together: each may have a pair for every row
 _BYTES = 28  # of a task, per row
-_SCANNED = 1 << 20  # rows whose keys are looked up in one table after the other
 _QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
 _ALIKE = 72  # bits: unrelated photographs differ in more
 _SAMPLED = 1 << 16  # pairs of rows whose distances tell how large groups become
@@ -70,6 +71,127 @@ _32 = np.uint64(32)
 NONE = np.uint64(0xFFFF_FFFF_FFFF_FFFF)
 _ROW_BITS = np.uint64(40)
 _ROW_MASK = np.uint64((1 << 40) - 1)
+
+_SMALL = 32  # rows of a group that is deduplicated at once with others of its size
+_DISTANCES = 1 << 16  # distances of such groups at once
+_MOVED = 1 << 16  # rows that are moved at once
+_DECIDED = 256  # rows of a large group that are decided at once
+
+Nearest = tuple[np.ndarray, np.ndarray]  # rows (-1: none) and distances, int64 (n,)
+
+
+def first_equal(hashes: np.ndarray) -> np.ndarray:
+    """Row of the first equal hash for each of ``hashes``, uint64 (n, words); -1 if it is itself."""
+    first = np.full(len(hashes), -1, np.int64)
+    # Sort by 32 bits of a checksum first, which is three times as fast as to sort by all words.
+    checksum = np.zeros(len(hashes), np.uint64)
+    for word in range(hashes.shape[1]):
+        checksum ^= hashes[:, word]
+        checksum *= np.uint64(0x9E37_79B9_7F4A_7C15)
+        checksum ^= checksum >> np.uint64(29)
+    checksum &= np.uint64(0xFFFF_FFFF_0000_0000)
+    checksum |= np.arange(len(hashes), dtype=np.uint64)
+    checksum.sort()
+    is_equal = np.zeros(len(hashes) + 1, bool)
+    high = checksum >> np.uint64(32)
+    np.equal(high[1:], high[:-1], out=is_equal[1:-1])
+    rows = (checksum[is_equal[1:] | is_equal[:-1]] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+    rows.sort()
+    some = hashes[rows]
+    order = np.lexsort(some.T)
+    ordered = some[order]
+    begins = np.ones(len(some), bool)
+    begins[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    # The sort is stable: a run of equal hashes begins with the lowest row.
+    start = np.maximum.accumulate(np.where(begins, np.arange(len(some)), 0))
+    first[rows[order]] = np.where(begins, -1, rows[order[start]])
+    return first
+
+
+def nearest_kept(
+    hashes: np.ndarray,
+    distance: int,
+    gone: np.ndarray | None = None,
+    memory: int = MEMORY,
+    *,
+    is_exact: np.ndarray | None = None,
+    overwrite_hashes: bool = False,
+) -> Nearest:
+    """Greedy deduplication: keep a row unless a kept row before it is within ``distance``.
+
+    Parameters
+    ----------
+    hashes
+        uint64 (n, variants, 4): the hash of each row, then those of the same image mirrored or
+        turned. A later row is near an earlier one if any of its hashes is near the first hash of
+        that one.
+    distance
+        The most bits in which near hashes differ.
+    gone
+        bool (n,): rows that are not kept in any case. Default: none.
+    memory
+        Bytes that the search may use, beside the hashes.
+    is_exact
+        bool (n,): rows that are near equal ones alone. Default: none.
+    overwrite_hashes
+        Whether ``hashes`` may be used as scratch space, which saves a copy.
+
+    Returns
+    -------
+    The nearest kept row of each, ties to the lowest (-1: the row itself is kept, or ``gone`` and
+    near none), and the bits of difference to it (0).
+    """
+    gone = np.zeros(len(hashes), bool) if gone is None else gone
+    equal = first_equal(hashes.reshape(len(hashes), hashes.shape[1] * hashes.shape[2]))
+    again = np.flatnonzero(equal >= 0)
+    of = equal[again]
+    is_searched = equal < 0
+    del equal
+    if is_exact is not None:
+        is_searched &= ~is_exact
+    # Numbers of all rows are made as late as can be: the search needs most of the memory.
+    unique = None if is_searched.all() else np.flatnonzero(is_searched)
+    some, is_gone = hashes, gone
+    if unique is not None:
+        some, is_gone = _rows_of(hashes, unique, overwrite_hashes), gone[unique]
+    pairs = near_pairs(some, distance, memory)
+    best = np.full(len(hashes), NONE)
+    # Equal rows are gone together: the first of them stays for any.
+    for rows, nearest in _decided(some, pairs, distance, is_gone):
+        if unique is None:
+            best[rows] = nearest
+            continue
+        keeper, bits = unpack(nearest)
+        best[unique[rows]] = np.where(keeper < 0, NONE, pack(bits, unique[keeper]))
+    stays = (best[of] == NONE) & ~gone[of]
+    best[again] = np.where(stays, pack(0, of), best[of])
+    return unpack(best)
+
+
+def _rows_of(hashes: np.ndarray, rows: np.ndarray, overwrite: bool) -> np.ndarray:
+    """The hashes of ascending rows; moved to the front if they may be overwritten."""
+    if not overwrite:
+        return hashes[rows]
+    for start in range(0, len(rows), _MOVED):
+        moved = rows[start : start + _MOVED]
+        hashes[start : start + len(moved)] = hashes[moved]
+    return hashes[: len(rows)]
+
+
+def nearest(hashes: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY) -> Nearest:
+    """Nearest of ``others``, uint64 (m, 4), within ``distance`` of each of ``hashes``.
+
+    Shapes and sentinels are those of `nearest_kept`.
+    """
+    best = np.full(len(hashes), NONE)
+    for variant in range(hashes.shape[1]):
+        of_variant = np.ascontiguousarray(hashes[:, variant])
+        equal = first_equal(of_variant)
+        unique = np.flatnonzero(equal < 0)
+        found = np.full(len(hashes), NONE)
+        found[unique] = nearest_matches(of_variant[unique], others, distance, memory)
+        best = np.minimum(best, np.where(equal < 0, found, found[equal]))
+    return unpack(best)
 
 
 def pack(bits: Any, rows: Any) -> Any:
@@ -92,14 +214,13 @@ def hamming(one: np.ndarray, other: np.ndarray) -> np.ndarray:
 def missed(bits: int, tables: int, distance: int) -> float:
     """Share of the pairs at a distance, in random bits, that so many tables miss.
 
-    With e[w] of the d differing bits in word w, and m = 64 // bits disjoint tables of a word, a
-    pair is in no group of these with the chance
+    With e of the differing bits in a word, and m = 64 // bits disjoint tables of it, a pair is in
+    no group of these with the chance
 
         miss(e) = sum((-1)**j * C(m, j) * C(64 - j * bits, e) for j in 0..m) / C(64, e)
 
     Further tables of the word take another permutation of its bits, whose chance is independent.
-    The share is the mean of miss(e[0]) ** permutations[0] * ... * miss(e[3]) ** permutations[3]
-    over all ways in which d bits fall into the words.
+    The share is the mean of the four words' product over all ways in which the bits fall into them.
 
     Examples
     --------
@@ -229,7 +350,7 @@ def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
 def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.ndarray:
     """Pairs of rows (pairs, 2), the lower row first, by which each near pair is connected.
 
-    ``hashes`` is uint64 (n, variants, 4), as of `hamming.nearest_kept`; no two rows are equal.
+    ``hashes`` is uint64 (n, variants, 4), as of `nearest_kept`; no two rows are equal.
     ``memory`` is that of the tables of all tasks that run at once. Rows that are too many to
     compare here are connected without: whoever asks compares all rows that are connected.
     """
@@ -240,8 +361,7 @@ def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.nd
         if not plan.bits:
             found.append(_star(np.arange(len(hashes)) if rows is None else rows))
             break
-        parts = max(1, math.ceil(_BYTES * len(entries) * (os.cpu_count() or 1) / memory))
-        units = [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
+        units = _units(plan, len(entries), memory)
         results = _run(_pairs_of_table, _merge_pairs, plan, units, entries, distance, variants)
         found += [pairs if rows is None else rows[pairs] for pairs, _ in results]
         crowded = _often([numbers for _, numbers in results], plan)
@@ -279,8 +399,10 @@ def nearest_matches(
             found = _at_rows(compare_all(one, np.ascontiguousarray(other.T), distance), rows)
             best[numbers] = np.minimum(best[numbers], found)
             break
-        units = _units(plan, one, other, memory)
-        results = _run(_matches_of_tables, _merge_matches, plan, units, one, other, distance)
+        few, many = sorted((len(one), len(other)))
+        found_rows = min(many, 16 * few * many * plan.crowd // _CROWD // 2**plan.bits)
+        units = _units(plan, few + found_rows, memory)
+        results = _run(_matches_of_table, _merge_matches, plan, units, one, other, distance)
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
@@ -296,23 +418,10 @@ def _often(crowds: list[np.ndarray], plan: TablePlan) -> np.ndarray:
     return rows[counts * _OFTEN > plan.tables]
 
 
-def _units(
-    plan: TablePlan, queries: np.ndarray, others: np.ndarray, memory: int
-) -> list[tuple[list[int], int, int]]:
-    """Tables of one word for each task, and which part of how many of their keys."""
-    few, many = sorted((len(queries), len(others)))
-    memory //= os.cpu_count() or 1
-    found = many * min(1, 16 * few * plan.crowd / _CROWD / 2**plan.bits)
-    nbytes = int(_BYTES * (few + found))
-    parts = max(1, math.ceil(nbytes / memory))
-    # Each table has up to 1/2 MiB of known keys, too, and 4 MiB while they are made.
-    together = min(max(1, memory // (nbytes + (1 << 22))), 16)
-    return [
-        (list(range(table, min(plan.tables, table + _WORDS * together), _WORDS)), part, parts)
-        for word in range(_WORDS)
-        for table in range(word, plan.tables, _WORDS * together)
-        for part in range(parts)
-    ]
+def _units(plan: TablePlan, rows: int, memory: int) -> list[tuple[int, int, int]]:
+    """The work of each task: a table, and which part of how many of its keys."""
+    parts = max(1, math.ceil(_BYTES * rows * (os.cpu_count() or 1) / memory))
+    return [(table, part, parts) for table in range(plan.tables) for part in range(parts)]
 
 
 def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
@@ -402,27 +511,25 @@ def _merge_pairs(results: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarr
     return forest(np.concatenate(pairs)), np.concatenate(crowded)
 
 
-def _matches_of_tables(
+def _matches_of_table(
     plan: TablePlan,
-    unit: tuple[list[int], int, int],
+    unit: tuple[int, int, int],
     queries: np.ndarray,
     others: np.ndarray,
     distance: int,
 ) -> tuple[np.ndarray, ...]:
-    """Queries with their nearest in the groups of some tables, packed; then those that crowd."""
-    tables, part, parts = unit
-    is_swapped = len(queries) > len(others)
-    few, many = (others, queries) if is_swapped else (queries, others)
-    entries = [_sorted_entries(plan, table, part, parts, few) for table in tables]
-    found, crowds = (np.empty(0, np.int64), np.empty(0, np.uint64)), []
-    for table, of_few, of_many in zip(
-        tables, entries, _entries_among(plan, tables, (part, parts), many, entries), strict=True
-    ):
-        sides = (of_many, of_few) if is_swapped else (of_few, of_many)
-        pairs, *crowd = _matches_of_entries(plan, table, *sides, queries, others, distance)
-        found = _nearest_of_each([found, *pairs])
-        crowds.append(crowd)
-    return (*found, *(np.concatenate(each) for each in zip(*crowds, strict=True)))
+    """Queries with their nearest in the groups of a table, packed; then those that crowd."""
+    if len(queries) > len(others):
+        of_others = _sorted_entries(plan, *unit, others)
+        of_queries = _sorted_entries(plan, *unit, queries, of_others)
+    else:
+        of_queries = _sorted_entries(plan, *unit, queries)
+        of_others = _sorted_entries(plan, *unit, others, of_queries)
+    table, *_ = unit
+    found, *crowds = _matches_of_entries(
+        plan, table, of_queries, of_others, queries, others, distance
+    )
+    return (*_nearest_of_each([(np.empty(0, np.int64), np.empty(0, np.uint64)), *found]), *crowds)
 
 
 def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
@@ -450,7 +557,7 @@ def _matches_of_entries(
     others: np.ndarray,
     distance: int,
 ) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray]:
-    """`_matches_of_tables` for the sorted entries of one table."""
+    """`_matches_of_table` for its sorted entries."""
     keys = of_others & _HIGH
     start = np.searchsorted(keys, of_queries & _HIGH)
     counts = np.searchsorted(keys, of_queries & _HIGH, "right") - start
@@ -478,77 +585,40 @@ def _matches_of_entries(
 
 
 def _sorted_entries(
-    plan: TablePlan, table: int, part: int, parts: int, hashes: np.ndarray
+    plan: TablePlan,
+    table: int,
+    part: int,
+    parts: int,
+    hashes: np.ndarray,
+    among: np.ndarray | None = None,
 ) -> np.ndarray:
     """Key of the sampled bits in the high 32 bits and row in the low, sorted: uint64 (n,).
 
-    Only a part of the keys if there are several ``parts``. ``hashes`` is uint64 (n, 4).
+    Only a part of the keys if there are several ``parts``, and without most of those that are none
+    of the entries ``among``. ``hashes`` is uint64 (n, 4).
     """
     word, mask, factor = plan.key(table)
+    if among is not None:
+        # So few bits of a key that the flags of all fit in a core's cache.
+        bits = min(max(len(among).bit_length() + 4, 12), 20)
+        shift = np.uint64(64 - bits)
+        is_known = np.zeros(1 << bits, bool)
+        is_known[(among >> shift).view(np.int64)] = True
     kept = [np.empty(0, np.uint64)]
     for start in range(0, len(hashes), _BLOCK):
         keys = hashes[start : start + _BLOCK, word] & mask
         keys *= factor
+        if among is None:
+            rows = np.arange(start, start + len(keys), dtype=np.uint64)
+        else:
+            places = np.flatnonzero(is_known[(keys >> shift).view(np.int64)])
+            keys, rows = keys[places], (places + start).view(np.uint64)
         keys &= _HIGH
-        keys |= np.arange(start, start + len(keys), dtype=np.uint64)
-        kept.append(keys if parts == 1 else keys[_is_in_part(keys, part, parts)])
+        keys |= rows
+        kept.append(keys if parts == 1 else keys[(keys >> _32) * np.uint64(parts) >> _32 == part])
     entries = np.concatenate(kept)
     entries.sort()
     return entries
-
-
-def _is_in_part(keys: np.ndarray, part: int, parts: int) -> np.ndarray:
-    return (keys >> _32) * np.uint64(parts) >> _32 == part
-
-
-def _entries_among(
-    plan: TablePlan,
-    tables: Sequence[int],
-    part: tuple[int, int],
-    hashes: np.ndarray,
-    entries: Sequence[np.ndarray],
-) -> Iterator[np.ndarray]:
-    """`_sorted_entries` of tables of one word, without most of those in no group of ``entries``."""
-    bits = min(max(max(map(len, entries), default=0).bit_length() + 5, 12), 22)
-    shift, shift_to_byte = np.uint64(64 - bits), np.uint64(64 - bits + 3)
-    known = []
-    for of_table in entries:
-        is_known = np.zeros(1 << bits, bool)
-        is_known[(of_table >> shift).view(np.int64)] = True
-        # A byte for each key would not fit in a core's cache.
-        known.append(np.packbits(is_known, bitorder="little"))
-    kept: list[list[np.ndarray]] = [[np.empty(0, np.uint64)] for _ in tables]
-    keys, places = np.empty((2, _BLOCK), np.uint64)
-    flags, numbers = np.empty((2, _BLOCK), np.uint8)
-    # Many rows at a time, so that the known keys of a table stay in the cache.
-    for first in range(0, len(hashes), _SCANNED):
-        words = np.ascontiguousarray(hashes[first : first + _SCANNED, tables[0] % _WORDS])
-        for number, table in enumerate(tables):
-            _, mask, factor = plan.key(table)
-            for start in range(0, len(words), _BLOCK):
-                block = words[start : start + _BLOCK]
-                size = len(block)
-                key, place, flag, bit = keys[:size], places[:size], flags[:size], numbers[:size]
-                np.bitwise_and(block, mask, out=key)
-                key *= factor
-                np.right_shift(key, shift_to_byte, out=place)
-                known[number].take(place.view(np.int64), out=flag, mode="clip")
-                np.right_shift(key, shift, out=place)
-                bit[:] = place  # its low bits
-                bit &= 7
-                flag >>= bit
-                flag &= 1
-                rows = np.flatnonzero(flag.view(bool))
-                key = key[rows] & _HIGH
-                if part[1] > 1:
-                    in_part = _is_in_part(key, *part)
-                    key, rows = key[in_part], rows[in_part]
-                kept[number].append(key | (rows + (first + start)).view(np.uint64))
-    for blocks in kept:
-        joined = np.concatenate(blocks)
-        blocks.clear()
-        joined.sort()
-        yield joined
 
 
 def _groups(entries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -677,3 +747,79 @@ def forest(pairs: np.ndarray) -> np.ndarray:
             root = shorter
     is_root = root == np.arange(len(rows))
     return np.stack([rows[root], rows], axis=1)[~is_root]
+
+
+def _decided(
+    hashes: np.ndarray, pairs: np.ndarray, distance: int, gone: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of each tree of ``pairs``, and the nearest kept one for each, packed uint64."""
+    rows = np.unique(pairs)
+    root = rows.copy()
+    root[np.searchsorted(rows, pairs[:, 1])] = pairs[:, 0]
+    rows = rows[np.argsort(root, kind="stable")]
+    _, sizes = np.unique(root, return_counts=True)
+    starts = sizes.cumsum() - sizes
+    for size in np.unique(sizes):
+        of_size = starts[sizes == size]
+        if size > _SMALL:
+            for start in of_size:
+                tree = rows[start : start + size]
+                nearest = _greedy(hashes[tree], distance, gone[tree])
+                keeper, bits = unpack(nearest)
+                yield tree, np.where(keeper < 0, NONE, pack(bits, tree[keeper]))
+            continue
+        step = max(1, _DISTANCES // int(size) ** 2)
+        for first in range(0, len(of_size), step):
+            trees = rows[of_size[first : first + step, None] + np.arange(size)]
+            nearest = _greedy_at_once(hashes[trees], trees, distance, gone[trees])
+            yield trees.ravel(), nearest.ravel()
+
+
+def _greedy_at_once(
+    hashes: np.ndarray, rows: np.ndarray, distance: int, gone: np.ndarray
+) -> np.ndarray:
+    """Greedy deduplication in groups of one size: uint64 (groups, size, variants, 4) → packed."""
+    apart = _distances(hashes, hashes)
+    kept = ~gone
+    for row in range(1, rows.shape[1]):
+        kept[:, row] &= ~((apart[:, row, :row] <= distance) & kept[:, :row]).any(axis=1)
+    near = (apart <= distance) & kept[:, None]
+    best = np.where(near, pack(apart, rows[:, None]), NONE).min(axis=2)
+    return np.where(kept, NONE, best)
+
+
+def _greedy(hashes: np.ndarray, distance: int, gone: np.ndarray) -> np.ndarray:
+    """Greedy deduplication of rows that are all compared: packed uint64 (n,)."""
+    count, kept = 0, np.empty(len(hashes), np.int64)
+    words = np.empty((4, len(hashes)), np.uint64)
+    is_kept = np.zeros(len(hashes), bool)
+    for start in range(0, len(hashes), _DECIDED):
+        block = np.flatnonzero(~gone[start : start + _DECIDED]) + start
+        block = block[_nearest(hashes[block], words[:, :count], distance) == NONE]
+        apart = _distances(hashes[None, block], hashes[None, block])[0]
+        stays = np.zeros(len(block), bool)
+        for number, near in enumerate(apart <= distance):
+            stays[number] = not (near[:number] & stays[:number]).any()
+        block = block[stays]
+        kept[count : count + len(block)] = block
+        words[:, count : count + len(block)] = hashes[block, 0].T
+        count += len(block)
+        is_kept[block] = True
+    # Rows went for any row kept before them. Look for the nearest, which may have come later.
+    best = np.full(len(hashes), NONE)
+    nearest, bits = unpack(_nearest(hashes[~is_kept], words[:, :count], distance))
+    best[~is_kept] = np.where(nearest < 0, NONE, pack(bits, kept[nearest]))
+    return best
+
+
+def _nearest(hashes: np.ndarray, words: np.ndarray, distance: int) -> np.ndarray:
+    """The nearest of ``words``, uint64 (4, m), to any hash of a row: packed uint64 (n,)."""
+    variants = [compare_all(hashes[:, v], words, distance) for v in range(hashes.shape[1])]
+    return np.minimum.reduce(variants)
+
+
+def _distances(hashes: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """Of any hash of a row to the first one of another: (groups, rows, others)."""
+    first = others[:, None, :, 0]
+    variants = [hamming(hashes[:, :, None, v], first) for v in range(hashes.shape[2])]
+    return np.minimum.reduce(variants)
