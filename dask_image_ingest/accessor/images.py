@@ -273,7 +273,7 @@ class Images(ABC, Generic[Frame, Series]):
         >>> bright = ddf.images.map_batches(
         ...     lambda images: images.mean(axis=(1, 2, 3)), {"brightness": "float32"}
         ... )
-        >>> bright[["__key__", "brightness"]].head(3)
+        >>> bright[["__key__", "brightness"]].head(3).reset_index(drop=True)
           __key__  brightness
         0    0000  114.6...
         1    0001  129.1...

@@ -93,6 +93,7 @@ _BAND = 8
 # Windows in which fine detail is measured, and their side: 0.75 and 0.4 of it are whole numbers.
 _WINDOWS = 16
 _WINDOW = 40
+_TOGETHER = 4  # windows in one matrix product
 
 # The golden ratio, and its counterpart in two dimensions: multiples of their inverses, modulo 1,
 # fill a line and a square evenly, and have no period.
@@ -569,27 +570,40 @@ def _fine_detail(images: Any, xp: Any) -> Any:
     The luma of windows is reduced and enlarged, by Pillow's ``LANCZOS``. Enlarging adds no
     frequencies: those that the first loses are hardly there. 1 for an image of one colour.
     """
-    rows, columns = _windows(*images.shape[1:3])
-    windows = luma(images[:, xp.asarray(rows), xp.asarray(columns)], xp).astype(xp.float64)
+    count, side = len(images), _WINDOW
+    for axis in (1, 2):  # a smaller image repeats its last row and column
+        length = images.shape[axis]
+        if length < side:
+            images = xp.take(images, xp.asarray(np.minimum(np.arange(side), length - 1)), axis)
+    windows = [
+        images[:, top : top + side, left : left + side]
+        for top, left in _corners(*images.shape[1:3])
+    ]
+    # (n, group, row, window, column): the windows of a group are one matrix in both directions, and
+    # so small that BLAS starts no threads, which would compete with those that decode.
+    groups = [
+        xp.stack(windows[start : start + _TOGETHER], axis=2)
+        for start in range(0, _WINDOWS, _TOGETHER)
+    ]
+    gray = luma(xp.stack(groups, axis=1), xp).astype(xp.float32).reshape(count, len(groups), -1)
     lost = []
     for there_and_back in _reductions(xp):
-        back = there_and_back @ windows @ there_and_back.T
-        lost.append((windows - back).reshape(len(images), -1).var(axis=1))
-    # Rounding alone: two levels of 256 lose more.
-    is_plain = lost[1] < 1e-9
+        back = there_and_back @ gray.reshape(count, len(groups), side, -1)
+        back = back.reshape(count, len(groups), -1, side) @ there_and_back.T
+        difference = gray.reshape(count, -1) - back.reshape(count, -1)
+        lost.append(difference.var(axis=1, dtype=xp.float64))
+    # Rounding alone: one level in one of all pixels loses more.
+    is_plain = lost[1] < 1e-6
     return xp.where(is_plain, 1, lost[0] / (lost[1] + is_plain))
 
 
 @functools.lru_cache(maxsize=1024)
-def _windows(height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
-    """Rows (windows, side, 1) and columns (windows, 1, side) of windows, spread evenly."""
-    number, side = np.arange(_WINDOWS), np.arange(_WINDOW)
-    top = (0.5 + number / _PLASTIC) % 1 * max(height - _WINDOW + 1, 1)
-    left = (0.5 + number / _PLASTIC**2) % 1 * max(width - _WINDOW + 1, 1)
-    # A smaller image repeats its last row and column.
-    rows = np.minimum(top.astype(int)[:, None] + side, height - 1)
-    columns = np.minimum(left.astype(int)[:, None] + side, width - 1)
-    return rows[:, :, None], columns[:, None, :]
+def _corners(height: int, width: int) -> list[tuple[int, int]]:
+    """Top and left of windows, spread evenly."""
+    number = np.arange(_WINDOWS)
+    top = (0.5 + number / _PLASTIC) % 1 * (height - _WINDOW + 1)
+    left = (0.5 + number / _PLASTIC**2) % 1 * (width - _WINDOW + 1)
+    return list(zip(top.astype(int).tolist(), left.astype(int).tolist(), strict=True))
 
 
 @functools.lru_cache(maxsize=1)
@@ -600,5 +614,5 @@ def _reductions(xp: Any) -> list[Any]:
         axis = Image.fromarray(np.eye(_WINDOW, dtype=np.float32))
         narrow = axis.resize((_WINDOW, side), Image.Resampling.LANCZOS)
         back = narrow.resize((_WINDOW, _WINDOW), Image.Resampling.LANCZOS)
-        matrices.append(xp.asarray(np.asarray(back, np.float64)))
+        matrices.append(xp.asarray(np.asarray(back)))
     return matrices

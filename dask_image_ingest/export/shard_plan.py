@@ -109,7 +109,7 @@ class RejectedRows:
         self, rows: np.ndarray, sources: np.ndarray, samples: pa.ChunkedArray
     ) -> None:
         """Reject rows whose sample an earlier row has, given the source and sample of each row."""
-        samples_of_rows = pd.DataFrame({"source": sources, "sample": samples.to_pandas()}, rows)
+        samples_of_rows = pd.DataFrame({"source": sources, "sample": samples.to_numpy()}, rows)
         located = samples_of_rows.loc[np.isin(rows, self.kept)].dropna()
         for row in located.index[located.duplicated()]:
             self.add(row, "repeated-row: the frame has this sample more than once")

@@ -27,6 +27,7 @@ REFERENCE = pa.struct(
         pa.field("offset", pa.int64()),
         pa.field("nbytes", pa.int64()),
         pa.field("bytes", pa.large_binary()),
+        pa.field("error", pa.string()),
     ]
 )
 
@@ -50,6 +51,8 @@ class ImageReference(UrlHolder):
         sample has no image.
     bytes
         The encoded image itself, if its shard has no random access; else None.
+    error
+        Why the image can't be decoded whatever its bytes are: its sample has two; else None.
     """
 
     url: str | None
@@ -60,6 +63,7 @@ class ImageReference(UrlHolder):
     offset: int | None = None
     nbytes: int | None = None
     bytes: bytes | memoryview | None = None
+    error: str | None = None
 
     def __hash__(self) -> int:
         # A sample of the bytes is enough; __eq__ compares all.

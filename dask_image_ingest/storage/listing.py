@@ -9,6 +9,7 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 from dask_image_ingest.arguments import is_utf8, path_text, shown
@@ -319,17 +320,17 @@ def find_local(path: str, kind: FileKind, left_out: LeftOut) -> list[Shard]:
         If a folder cannot be listed, the path is a special file (pipe, device), or a disk fails.
         For `single` files without permission, and special ones, only if that is the path itself.
     """
-    if os.path.isdir(path) or (is_glob(path) and not os.path.lexists(path)):
+    if is_glob(path) and not os.path.lexists(path):
         return list(_search(Search(path, kind), left_out))
-    return list(_file(path, kind, left_out, is_named=not kind.single))
+    return list(_files_at(path, kind, left_out, is_named=not kind.single))
 
 
 def find_local_file(path: str) -> Shard | None:
     """The regular file of exactly this path; None without one."""
-    try:
-        return next(_file(path, SHARDS, LeftOut(list)), None)
-    except ShardNotFoundError:
-        return None
+    if not os.path.isdir(path):
+        with suppress(ShardNotFoundError):  # a link to nothing
+            return next(_files_at(path, SHARDS, defaultdict(list)), None)
+    return None
 
 
 def _search(search: Search, left_out: LeftOut) -> Iterator[Shard]:
@@ -341,7 +342,7 @@ def _search(search: Search, left_out: LeftOut) -> Iterator[Shard]:
             name, path = entry.name, entry.path
             if not _is_folder(entry):
                 if matcher.takes(matched, name):
-                    yield from _file(path, kind, left_out)
+                    yield from _files_at(path, kind, left_out)
                 elif name.startswith(kind.hidden) and kind.has_suffix(name):
                     left_out[_HIDDEN].append(path)
                 elif entry.is_symlink() and not os.path.exists(path):
@@ -400,8 +401,10 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
         return False
 
 
-def _file(path: str, kind: FileKind, left_out: LeftOut, is_named: bool = False) -> Iterator[Shard]:
-    """The regular file at a path, if any; a special file is an error if it ``is_named``."""
+def _files_at(
+    path: str, kind: FileKind, left_out: LeftOut, is_named: bool = False
+) -> Iterator[Shard]:
+    """The regular files at or below a path; a special file is an error if it ``is_named``."""
     try:
         status = os.stat(path)
     except OSError as error:
@@ -416,7 +419,9 @@ def _file(path: str, kind: FileKind, left_out: LeftOut, is_named: bool = False) 
             raise ShardError(f"{path} cannot be read: {error}") from error
         left_out["links to nothing" if is_missing else f"{_UNREAD} ({error.strerror})"].append(path)
         return
-    if kind.single and not is_utf8(path):
+    if stat.S_ISDIR(status.st_mode):
+        yield from _search(Search(path, kind), left_out)
+    elif kind.single and not is_utf8(path):
         left_out[_NOT_UTF8].append(path)
     elif stat.S_ISREG(status.st_mode):
         yield Shard(path, status.st_size, str(status.st_mtime_ns))

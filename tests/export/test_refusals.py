@@ -77,6 +77,14 @@ def test_a_merge_that_multiplies_rows_is_refused(rows, tmp_path):
     assert pd.read_parquet(tmp_path / "out" / "000.parquet")["score"].tolist() == [1, 3]
 
 
+def test_rows_twice_are_found_beside_rows_that_are_rejected_before(rows, tmp_path):
+    rows = rows.assign(__key__=["a.a", "b", "c", "d"])
+    told = export(pd.concat([rows, rows[1:2]]), tmp_path, row_errors="drop")
+    assert [k for k, _ in by_webdataset(shards_in(tmp_path / "out"))] == ["b", "c", "d"]
+    left_out = {code: entry["count"] for code, entry in told.attrs["left_out"].items()}
+    assert left_out == {"bad-key": 1, "repeated-row": 1}
+
+
 def test_rows_twice_without_an_image_are_refused_too(tmp_path):
     (tmp_path / "in.tar").write_bytes(tar({"a.jpg": b"a", "b.txt": b"b"}))
     lazy = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")

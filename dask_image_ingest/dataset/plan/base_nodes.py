@@ -115,7 +115,9 @@ class Filter(_TakesAnyMask, dx.Filter):
 
     def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
         simplified = super()._simplify_up(parent, dependents)
-        return filtered(*simplified.operands) if type(simplified) is dx.Filter else simplified
+        if simplified is not None and type(simplified) is dx.Filter:
+            return filtered(*simplified.operands)
+        return simplified
 
 
 def filtered(frame: dx.Expr, mask: dx.Expr) -> Filter:

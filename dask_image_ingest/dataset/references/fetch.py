@@ -25,7 +25,7 @@ from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
-from dask_image_ingest.tar import BLOCK, duplicate_error, index_tar, plain_name
+from dask_image_ingest.tar import BLOCK, index_tar, plain_name
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
@@ -169,7 +169,9 @@ def fetch_encoded(
     results: list[Fetched] = [_NO_LOCATION] * len(references)
     by_shard: dict[str, list[int]] = {}
     for row, reference in enumerate(references):
-        if reference.bytes is not None:
+        if reference.error is not None:
+            results[row] = NO_MEMBER._replace(error=reference.error)
+        elif reference.bytes is not None:
             results[row] = reference.bytes
         elif not reference.url:
             results[row] = NO_BYTES
@@ -177,9 +179,6 @@ def fetch_encoded(
             by_shard.setdefault(reference.url, []).append(row)
         elif reference.nbytes is None and reference.offset is None:
             results[row] = NO_MEMBER
-        elif reference.number is not None:
-            # Sparse members are carried, so what else has no place is in its sample twice.
-            results[row] = NO_MEMBER._replace(error=duplicate_error(["image member"]))
 
     def read_shard(url: str) -> None:
         by_version: dict[Shard | None, dict[int, ImageReference]] = {}

@@ -168,21 +168,24 @@ class SampleRows(ImageRows):
             "nbytes": self._image(member, "size", numbers),
         }
         index, carries_all = self.index, not has_random_access(self.url)
-        if carries_all or index.sparse:
+        if carries_all or index.sparse or index.duplicates:
+            spans = self._spans(member, numbers)
+            errors = list(map(self._refused, numbers.tolist(), spans))
+            fields["error"] = pa.array(errors, pa.string())
             # What is no range of the shard, or would have to be decompressed again.
             carried = [
                 bytes(read_member(self._content, index, span))
-                if span is not None
-                and (carries_all or span[0] in index.sparse)
-                and self._refused(number, span) is None
+                if span is not None and error is None and (carries_all or span[0] in index.sparse)
                 else None
-                for number, span in zip(numbers.tolist(), self._spans(member, numbers), strict=True)
+                for span, error in zip(spans, errors, strict=True)
             ]
             fields["bytes"] = pa.array(carried, pa.large_binary())
         return references_of_fields(count, fields)
 
-    def _refused(self, number: int, span: Span) -> str | None:
+    def _refused(self, number: int, span: Span | None) -> str | None:
         """The error of an image that is not read, whatever its bytes are."""
+        if span is None:
+            return None
         if duplicates := self.index.duplicates.get(number):
             return duplicate_error(duplicates)
         return too_large_error(self.index, span)
