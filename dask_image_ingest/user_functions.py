@@ -205,12 +205,12 @@ class _Tokenizer(pickle._Pickler):
     def _of_class(self, kind: type) -> tuple[Any, ...]:
         if not _is_users(kind):
             return ()
-        content = {
-            name: value
-            for name, value in sorted(vars(kind).items())
-            if isinstance(value, (FunctionType, *_CONTENTS))
-            or not (name.startswith("__") or name in _IGNORED)
-        }
+        content = {}
+        for name, value in sorted(vars(kind).items()):
+            is_code = isinstance(value, (FunctionType, *_CONTENTS))
+            is_value = not (name.startswith("__") or name in _IGNORED) and self._mode != "code"
+            if is_code or is_value:
+                content[name] = value
         return type(kind), kind.__bases__, content
 
 

@@ -26,15 +26,17 @@ from dask_image_ingest.frames.backend import (
     Backend,
     BackendName,
     NewColumn,
+    gpus,
+    register_accessor,
+    workers,
+)
+from dask_image_ingest.frames.choose import (
     backend_of,
     choose_backend,
     get_backend,
-    gpus,
     image_columns,
     reference_columns,
-    register_accessor,
     without,
-    workers,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
 from dask_image_ingest.frames.nested_dtype import as_tensors, tensor_array

@@ -70,7 +70,7 @@ def test_a_late_decode_tells_the_key_where_there_is_one(shard):
     table = table.drop(columns=["image", "error"]).compute()
     with pytest.raises(dii.FunctionError, match=f"{shard}: transform= fails for sample '17'"):
         dii.decode_images(table, transform=too_large)
-    offset = table["offset"][17]
+    offset = table["offset"].iloc[17]
     without = table.drop(columns="__key__")
     with pytest.raises(dii.FunctionError, match=f"fails for the image at byte {offset}"):
         dii.decode_images(without, transform=too_large)
