@@ -84,8 +84,11 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> tuple[SourceShard,
     scanned = scanned_index(urls[0]) if len(urls) == 1 else None
     if scanned is None or rows.column("key").null_count:
         return None
-    # As a lookup of this one shard tells its version, which is compared later.
-    shard, index = find_shards(urls[0], context.source_options)[0], scanned[1]
+    try:
+        # As a lookup of this one shard tells its version, which is compared later.
+        shard, index = find_shards(urls[0], context.source_options)[0], scanned[1]
+    except (ShardError, ShardNotFoundError):  # told when it is scanned for the export
+        return None
     if shard.state != scanned[0].state:
         return None
     wanted = rows.combine_chunks().to_batches()[0]

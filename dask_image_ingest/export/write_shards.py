@@ -214,32 +214,30 @@ class TarWriter:
     def write(self, member: int, pieces: Iterable[Chunk]) -> None:
         """Write one member, now or together with those that follow; few pieces are in memory."""
         position = self._positions[member]
-        if position != self._end:
+        if position != self._end or position - self._begin >= AT_ONCE:
             self._flush(position)
-        self._append(self._layout.headers[member])
+        header = self._layout.headers[member]
+        self._pending.append(header)
         size = 0
         for piece in pieces:
-            self._append(piece)
+            self._pending.append(piece)
             size += len(piece)
+            if len(piece) >= AT_ONCE:
+                self._flush(position + len(header) + size)
         if size != self._sizes[member]:
             raise ShardError(
                 f"{self._layout.names[member]} has {size} bytes where {self._sizes[member]} were "
                 "planned"
             )
-        self._append(_ZEROS[: self._padding[member]])
-
-    def _append(self, chunk: Chunk) -> None:
-        self._pending.append(chunk)
-        self._end += len(chunk)
-        if self._end - self._begin >= AT_ONCE:
-            self._flush(self._end)
+        self._pending.append(_ZEROS[: self._padding[member]])
+        self._end = position + len(header) + size + self._padding[member]
 
     def finish(self) -> str:
         """Write the end of the archive; the SHA-256 of the whole as hexadecimal digits."""
         layout = self._layout
         if self._end != layout.end:
             self._flush(layout.end)
-        self._append(bytes(layout.size - layout.end))
+        self._pending.append(bytes(layout.size - layout.end))
         self._flush(layout.size)
         if self._written != layout.size:
             raise AssertionError(f"{self._written} bytes of {layout.size} were written")
