@@ -89,6 +89,10 @@ class AppendsColumns(TakesFilters, dx.Blockwise):
                 return None
             wanted = dx.determine_column_projection(self, parent, dependents)
             return self._projected(parent, set(wanted) if isinstance(wanted, list) else {wanted})
+        if isinstance(parent, dx.Loc) and parent.frame._name == self._name:
+            mask = parent.iindexer  # of `loc[mask]`, which is a filter
+            is_mask = isinstance(mask, dx.Expr) and parent.cindexer is None
+            return filtered(self, mask) if is_mask else None
         return super()._simplify_up(parent, dependents)
 
 
