@@ -153,6 +153,8 @@ class _Tokenizer(pickle._Pickler):
         kind = type(value)
         if isinstance(value, ModuleType):
             return value.__name__, _version(value)
+        if self._mode == "code" and kind is FunctionType:
+            value = inspect.unwrap(value)  # a library's decorator is the user's code to a worker
         if isinstance(value, (FunctionType, type)):
             # In another process a class inside a function has lost the function's name.
             own_name = value.__name__ if self._mode == "code" else value.__qualname__
@@ -190,14 +192,17 @@ class _Tokenizer(pickle._Pickler):
         for number, cell in enumerate(function.__closure__ or ()):
             with suppress(ValueError):  # an empty cell
                 used[number] = cell.cell_contents
-        if not _is_users(function):
+        if self._mode == "code":  # values may differ between processes
+            used = {n: v for n, v in used.items() if isinstance(v, (FunctionType, type))}
+        if not _is_users(function, by_file=self._mode != "code"):
             # Not of Dask, whose functions are what a query consists of.
             is_dasks = _module_of(function).startswith("dask")
             return used, None if is_dasks else _version(function)
         for name in sorted(_globals(function.__code__) & function.__globals__.keys()):
-            used[name] = function.__globals__[name]
-        if self._mode == "code":  # values may differ between processes
-            used = {n: v for n, v in used.items() if isinstance(v, (FunctionType, type))}
+            value = function.__globals__[name]
+            if self._mode != "code" or isinstance(value, (FunctionType, type)):
+                used[name] = value
+        if self._mode == "code":
             return function.__code__, used
         versions = list(map(_version, used.values()))
         return function.__code__, used, versions, function.__defaults__, function.__kwdefaults__
@@ -214,10 +219,15 @@ class _Tokenizer(pickle._Pickler):
         return type(kind), kind.__bases__, content
 
 
-def _is_users(value: object) -> bool:
-    """True for a function, class or object that is the user's, not a library's."""
-    if isinstance(value, FunctionType):
+def _is_users(value: object, by_file: bool = True) -> bool:
+    """True for a function, class or object that is the user's, not a library's.
+
+    A function that has come from another process has lost its file.
+    """
+    if by_file and isinstance(value, FunctionType):
         file = value.__code__.co_filename
+    elif _module_of(value) in ("__main__", "__mp_main__"):
+        return True  # in a worker this is Dask's own program
     else:
         module = sys.modules.get(_module_of(value))
         file = getattr(module, "__file__", None) or ""
