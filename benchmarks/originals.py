@@ -5,7 +5,8 @@
 
 Each original makes a pair with each copy. Without shards the originals are whole pictures of
 scikit-image and scikit-learn as they are stored, and quarters of them as JPEG of quality 95; then
-drawings as PNG. None of these was used to choose the rule.
+drawings as PNG. The constants of the rule were fixed while looking at the figures of 67 other
+pictures, ImageNet photographs.
 """
 
 import argparse

@@ -114,7 +114,8 @@ def start_cluster(
     **kwargs
         For ``dask_cuda.LocalCUDACluster`` or ``distributed.LocalCluster``. With
         ``processes=False`` the workers are threads of this process, which then decodes with
-        ``decode_threads`` threads until the client is closed.
+        ``decode_threads`` threads until the client is closed: close one such client before you
+        start the next.
 
     Returns
     -------

@@ -149,12 +149,12 @@ def read_images(
     ...     path.parent.mkdir(parents=True, exist_ok=True)
     ...     _ = path.write_bytes(data)
     >>> pets = read_images("pets", label="folder", size=64)
-    >>> pets[["__key__", "label"]].compute()
-      __key__  label
-    0   cat/0      0
-    1   cat/2      0
-    2   dog/1      1
-    3   dog/3      1
+    >>> print(pets[["__key__", "label"]].compute().to_string(index=False))
+    __key__  label
+      cat/0      0
+      cat/2      0
+      dog/1      1
+      dog/3      1
     >>> pets[pets.label == 1].images.stack().compute().shape
     (2, 64, 64, 3)
     """

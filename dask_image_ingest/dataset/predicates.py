@@ -267,6 +267,8 @@ def parse_filters(filters: Any, types: Mapping[str, pa.DataType]) -> Predicate |
     try:
         alternatives = [filters] if all(isinstance(f, tuple) for f in filters) else filters
         triples = [[(column, op, value) for column, op, value in every] for every in alternatives]
+        if not all(triples):
+            raise ValueError("an empty list")
     except (TypeError, ValueError) as error:
         raise ArgumentError(
             f"filters={shown(filters)}: pass a list of (column, operator, value) tuples, or a list "

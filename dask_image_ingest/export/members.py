@@ -414,8 +414,9 @@ def _encoded(text: str) -> bytes:
 def json_texts(column: pa.ChunkedArray, is_json: bool = True) -> list[str | None]:
     """The values of a column as JSON, each of which reads back as the same value; None for null.
 
-    Decimals are numbers with all their digits, floats have the fewest that tell them apart; NaN and
-    infinity are null. Bytes are base64, times ISO 8601, maps lists of pairs.
+    Decimals are numbers with all their digits, floats have the fewest that tell them apart,
+    float16 all of them; NaN and infinity are null. Bytes are base64, times ISO 8601, maps lists
+    of pairs.
 
     Parameters
     ----------

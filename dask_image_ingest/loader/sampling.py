@@ -1,4 +1,4 @@
-"""What columns of a frame decide of an epoch: which rows are drawn, and the bucket of each."""
+"""Parts of an epoch that columns of a frame decide: the rows drawn, and the bucket of each."""
 
 from __future__ import annotations
 

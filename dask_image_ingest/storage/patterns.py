@@ -158,7 +158,7 @@ class Search:
 
 
 class Matcher:
-    """Which files below its folder a search takes, folder by folder."""
+    """Files below its folder that a search takes, folder by folder."""
 
     def __init__(self, search: Search, parts: list[str]) -> None:
         self._kind = search.kind
@@ -170,7 +170,7 @@ class Matcher:
         self.start = self._closed({0})
 
     def enter(self, matched: Matched, name: str, is_link: bool = False) -> Matched:
-        """What the folder ``name`` in a folder has matched; empty if nothing is taken below it.
+        """Parts of the pattern that the folder ``name`` has matched; empty if none below is taken.
 
         Only a name in the pattern and wildcards before ``**`` follow links to folders, except for a
         kind of `single` files.
