@@ -31,6 +31,9 @@ _CONTENTS = {
     functools.lru_cache(len).__class__: ("__wrapped__",),
 }
 
+# What pickle writes itself, with its items.
+_PLAIN = frozenset({type(None), bool, int, float, bytes, tuple, list, dict})
+
 # Attributes of classes that pickle refuses, or that appear with use.
 _IGNORED = frozenset({"_abc_impl", "_value2member_map_"})
 
@@ -121,13 +124,19 @@ class _Tokenizer(pickle._Pickler):
 
     def save(self, value: Any, save_persistent_id: bool = True) -> None:
         """Write a value; called by pickle for each part of a value."""
+        if type(value) is str:  # most parts are
+            self.write(repr(value).encode())
+            return
         key = id(value)
         if key in self._open:  # a cycle
             _save(self, f"{len(self._open) - self._open[key]} above")
             return
         self._open[key] = len(self._open)
         try:
-            _save(self, value)
+            parts = None if type(value) in _PLAIN else self._parts(value)
+            if parts is not None:
+                self.write(b"parts")
+            _save(self, value if parts is None else parts)
         except FunctionError:
             raise
         except Exception as error:  # it can't be pickled, for whatever reason
@@ -140,17 +149,11 @@ class _Tokenizer(pickle._Pickler):
         finally:
             del self._open[key]
 
-    def reducer_override(self, value: Any) -> Any:
-        """Parts of a value to write in its place; called by `save`."""
-        if value is tuple or value is str or type(value) in (tuple, str, int, float, list, dict):
-            return NotImplemented  # also what the next lines return is made of
-        if self._mode == "no functions" and _is_users(value):
-            return str, ("the user's",)
-        parts = self._parts(value)
-        return NotImplemented if parts is None else (tuple, (parts,))
-
     def _parts(self, value: Any) -> tuple[Any, ...] | None:
+        """Parts of a value to write in its place."""
         kind = type(value)
+        if self._mode == "no functions" and _is_users(value):
+            return ("the user's",)
         if isinstance(value, ModuleType):
             return value.__name__, _version(value)
         if self._mode == "code" and kind is FunctionType:
@@ -168,10 +171,7 @@ class _Tokenizer(pickle._Pickler):
         if kind is np.ndarray and value.dtype.kind in "biuf":
             return kind, value.dtype.str, value.shape, value.tobytes()
         if kind is CodeType:
-            counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
-            names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-            code = (value.co_code, value.co_exceptiontable, value.co_flags)
-            return *counts, names, value.co_consts, code
+            return (_code_digest(value),)
         if isinstance(value, (set, frozenset)):
             members = sorted(_Tokenizer(self._mode).token(member) for member in value)
             return kind, members, getattr(value, "__dict__", None)
@@ -258,3 +258,12 @@ def _globals(code: CodeType) -> frozenset[str]:
         if isinstance(inner, CodeType):
             read |= _globals(inner)
     return frozenset(read - {step.argval for step in steps if step.opname == "STORE_GLOBAL"})
+
+
+@functools.lru_cache(2000)  # each task compares the code of its functions
+def _code_digest(code: CodeType) -> str:
+    """Digest of a code object, without its file and its line numbers."""
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    parts = (counts, names, code.co_consts, code.co_code, code.co_exceptiontable)
+    return _Tokenizer("stable").token(parts)
