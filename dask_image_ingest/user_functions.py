@@ -31,6 +31,9 @@ _CONTENTS = {
     functools.lru_cache(len).__class__: ("__wrapped__",),
 }
 
+# What pickle writes itself, with its items.
+_PLAIN = frozenset({type(None), bool, int, float, bytes, tuple, list, dict})
+
 # Attributes of classes that pickle refuses, or that appear with use.
 _IGNORED = frozenset({"_abc_impl", "_value2member_map_"})
 
@@ -121,13 +124,19 @@ class _Tokenizer(pickle._Pickler):
 
     def save(self, value: Any, save_persistent_id: bool = True) -> None:
         """Write a value; called by pickle for each part of a value."""
+        if type(value) is str:  # most parts are
+            self.write(repr(value).encode())
+            return
         key = id(value)
         if key in self._open:  # a cycle
             _save(self, f"{len(self._open) - self._open[key]} above")
             return
         self._open[key] = len(self._open)
         try:
-            _save(self, value)
+            parts = None if type(value) in _PLAIN else self._parts(value)
+            if parts is not None:
+                self.write(b"parts")
+            _save(self, value if parts is None else parts)
         except FunctionError:
             raise
         except Exception as error:  # it can't be pickled, for whatever reason
@@ -140,19 +149,15 @@ class _Tokenizer(pickle._Pickler):
         finally:
             del self._open[key]
 
-    def reducer_override(self, value: Any) -> Any:
-        """Parts of a value to write in its place; called by `save`."""
-        if value is tuple or value is str or type(value) in (tuple, str, int, float, list, dict):
-            return NotImplemented  # also what the next lines return is made of
-        if self._mode == "no functions" and _is_users(value):
-            return str, ("the user's",)
-        parts = self._parts(value)
-        return NotImplemented if parts is None else (tuple, (parts,))
-
     def _parts(self, value: Any) -> tuple[Any, ...] | None:
+        """Parts of a value to write in its place."""
         kind = type(value)
+        if self._mode == "no functions" and _is_users(value):
+            return ("the user's",)
         if isinstance(value, ModuleType):
             return value.__name__, _version(value)
+        if self._mode == "code" and kind is FunctionType:
+            value = inspect.unwrap(value)  # a library's decorator is the user's code to a worker
         if isinstance(value, (FunctionType, type)):
             # In another process a class inside a function has lost the function's name.
             own_name = value.__name__ if self._mode == "code" else value.__qualname__
@@ -166,10 +171,7 @@ class _Tokenizer(pickle._Pickler):
         if kind is np.ndarray and value.dtype.kind in "biuf":
             return kind, value.dtype.str, value.shape, value.tobytes()
         if kind is CodeType:
-            counts = (value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount)
-            names = (value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars)
-            code = (value.co_code, value.co_exceptiontable, value.co_flags)
-            return *counts, names, value.co_consts, code
+            return (_code_digest(value),)
         if isinstance(value, (set, frozenset)):
             members = sorted(_Tokenizer(self._mode).token(member) for member in value)
             return kind, members, getattr(value, "__dict__", None)
@@ -190,14 +192,17 @@ class _Tokenizer(pickle._Pickler):
         for number, cell in enumerate(function.__closure__ or ()):
             with suppress(ValueError):  # an empty cell
                 used[number] = cell.cell_contents
-        if not _is_users(function):
+        if self._mode == "code":  # values may differ between processes
+            used = {n: v for n, v in used.items() if isinstance(v, (FunctionType, type))}
+        if not _is_users(function, by_file=self._mode != "code"):
             # Not of Dask, whose functions are what a query consists of.
             is_dasks = _module_of(function).startswith("dask")
             return used, None if is_dasks else _version(function)
         for name in sorted(_globals(function.__code__) & function.__globals__.keys()):
-            used[name] = function.__globals__[name]
-        if self._mode == "code":  # values may differ between processes
-            used = {n: v for n, v in used.items() if isinstance(v, (FunctionType, type))}
+            value = function.__globals__[name]
+            if self._mode != "code" or isinstance(value, (FunctionType, type)):
+                used[name] = value
+        if self._mode == "code":
             return function.__code__, used
         versions = list(map(_version, used.values()))
         return function.__code__, used, versions, function.__defaults__, function.__kwdefaults__
@@ -214,10 +219,15 @@ class _Tokenizer(pickle._Pickler):
         return type(kind), kind.__bases__, content
 
 
-def _is_users(value: object) -> bool:
-    """True for a function, class or object that is the user's, not a library's."""
-    if isinstance(value, FunctionType):
+def _is_users(value: object, by_file: bool = True) -> bool:
+    """True for a function, class or object that is the user's, not a library's.
+
+    A function that has come from another process has lost its file.
+    """
+    if by_file and isinstance(value, FunctionType):
         file = value.__code__.co_filename
+    elif _module_of(value) in ("__main__", "__mp_main__"):
+        return True  # in a worker this is Dask's own program
     else:
         module = sys.modules.get(_module_of(value))
         file = getattr(module, "__file__", None) or ""
@@ -248,3 +258,12 @@ def _globals(code: CodeType) -> frozenset[str]:
         if isinstance(inner, CodeType):
             read |= _globals(inner)
     return frozenset(read - {step.argval for step in steps if step.opname == "STORE_GLOBAL"})
+
+
+@functools.lru_cache(2000)  # each task compares the code of its functions
+def _code_digest(code: CodeType) -> str:
+    """Digest of a code object, without its file and its line numbers."""
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags)
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    parts = (counts, names, code.co_consts, code.co_code, code.co_exceptiontable)
+    return _Tokenizer("stable").token(parts)

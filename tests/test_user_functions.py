@@ -326,6 +326,27 @@ def test_a_query_that_a_module_makes_while_it_is_imported_can_be_computed(shards
     assert set(module.ddf.model.compute()) == {1}
 
 
+def test_a_class_of_a_notebook_runs_on_workers_whatever_library_decorates_it(client, shards):
+    cell = {"__name__": "__main__"}
+    source = """
+        import contextlib
+        class Counted(contextlib.ContextDecorator):
+            def __enter__(self):
+                pass
+            def __exit__(self, *error):
+                pass
+        class Model:
+            @Counted()
+            def __call__(self, images):
+                return [len(images)] * len(images)
+    """
+    exec(compile(textwrap.dedent(source), "<a cell>", "exec"), cell)
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=8)
+    with dask.config.set(scheduler=client):
+        found = ddf.images.map_batches(cell["Model"], {"model": "int64"}).model.compute()
+    assert set(found) == {8}
+
+
 BLANK = """
 import functools
 

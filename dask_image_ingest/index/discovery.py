@@ -201,13 +201,24 @@ class _Columns:
 _recent: dict[tuple[Shard, int, str], pa.Array] = {}
 
 
+_recent_nbytes = 0
+
+
 def _cache(key: tuple[Shard, int, str], column: pa.Array) -> None:
-    if column.nbytes <= _KEPT_COLUMNS:
-        _recent[key] = column
-    for oldest in list(_recent):
-        if sum(kept.nbytes for kept in list(_recent.values())) <= _KEPT_COLUMNS:
-            break
-        _recent.pop(oldest, None)
+    global _recent_nbytes
+    if column.nbytes > _KEPT_COLUMNS:
+        return
+    _recent[key] = column
+    _recent_nbytes += column.nbytes
+    if _recent_nbytes > _KEPT_COLUMNS:
+        # Down to half of it, so that sums are rare; without a lock the number is about right.
+        sizes = {old: kept.nbytes for old, kept in list(_recent.items())}
+        _recent_nbytes = sum(sizes.values())
+        for old, nbytes in sizes.items():
+            if _recent_nbytes <= _KEPT_COLUMNS // 2:
+                break
+            _recent.pop(old, None)
+            _recent_nbytes -= nbytes
 
 
 logger = logging.getLogger("dask_image_ingest")

@@ -230,7 +230,24 @@ def small_images(
     buffer = backend.pixel_buffer(0)
     images = [as_uint8(backend.host(arrays[row])) for row in present]
     shapes[present] = resize_arrays(images, decoding, buffer)
-    return backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
+    frame = backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
+    too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
+    return _update_errors(frame, errors, too_large) if too_large else frame
+
+
+def _update_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
+    """Set the errors of some rows, if the frame has a column of them."""
+    if "error" not in frame.columns:
+        return frame
+    backend = backend_of(frame)
+    (column,) = backend.to_arrow(frame[["error"]]).columns
+    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+        return frame
+    values = column.to_pylist()
+    for row in rows:
+        values[row] = errors[row]
+    updated = backend.with_columns(frame[[]], {"error": (values, pa.string())}, range(len(values)))
+    return frame.assign(error=updated["error"])
 
 
 def _error(array: Any, decoding: DecodeSpec) -> str | None:

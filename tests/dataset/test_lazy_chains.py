@@ -42,9 +42,7 @@ def step(rng: random.Random, frame: Any) -> Step | None:
     columns = list(frame.columns)
     numbers = [c for c in columns if c.partition("_of_")[0] in NUMBERS or c == "made"]
     texts = [c for c in columns if c.partition("_of_")[0] in TEXTS]
-    kind = rng.choice(
-        ["columns", "columns", "mask", "mask", "mask", "text", "make", "rename", "drop"]
-    )
+    kind = rng.choice(["columns", "columns", "mask", "mask", "mask", "make", "rename", "drop"])
     if kind == "columns":
         some = rng.sample(columns, rng.randint(1, len(columns)))
         if "image" in columns and "image" not in some and rng.random() < 0.8:
@@ -64,9 +62,6 @@ def step(rng: random.Random, frame: Any) -> Step | None:
     bound = NUMBERS.get(one.partition("_of_")[0], 10_000)
     if kind == "make":
         return Step(lambda f: f.assign(made=f[one] + f[other]), f".assign({one} + {other})")
-    if kind == "text":
-        text = rng.choice([f"{one} > {bound}", f"{one} * 2 <= {other} + {bound}"])
-        return Step(lambda f: f.query(text), f".query({text})")
     masks = [
         Step(lambda f: f[f[one] > bound], f"[{one} > {bound}]"),
         Step(lambda f: f[(f[one] > bound) | (f[other] * 2 < bound)], f"[{one} or {other}]"),
@@ -140,7 +135,6 @@ KEPT = {
     "loc": lambda f: f.loc[(f["width"] <= 200) | (f["cls"] == 1)],
     "isin": lambda f: f[f["cls"].isin([1, 3])],
     "cast": lambda f: f[(f["width"] > 200).astype(bool)],
-    "dropna": lambda f: f.dropna(subset=["height", "cls"]),
     "two": lambda f: (lambda wide: wide[wide["height"] * 2 > 300])(f[f["width"] > 150]),
     "aggregate": lambda f: f[f["width"] >= f["width"].mean()],
 }

@@ -155,7 +155,7 @@ def test_what_is_for_eight_bits_refuses_other_values(collection):
         frame.images.encode("jpeg")
     with pytest.raises(ArgumentError, match="normalize= is for values from 0 to 255"):
         list(frame.images.iter_batches(1, normalize=(0.5, 0.5), columns=[]))
-    with pytest.raises(dii.FunctionError, match="curate takes values of uint8"):
+    with pytest.raises(dii.FunctionError, match="curate takes images of 1 or 3 channels of uint8"):
         dii.curate.measure_quality(frame)
     with pytest.raises(ArgumentError, match="takes neither size= nor transform="):
         dii.read_webdataset_images(collection[0], image="depth.png", mode="raw", size=8)

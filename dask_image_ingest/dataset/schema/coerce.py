@@ -129,9 +129,14 @@ def _load(content: bytes | None) -> np.ndarray | None:
         return None
     file = io.BytesIO(content)
     with suppress(*_INVALID):
-        array: np.ndarray = npy.read_array(file, max_header_size=_LONGEST_HEADER)
-        if file.tell() == len(content):
-            return array
+        # The third version has names of fields, which no column takes.
+        readers = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+        read = readers[npy.read_magic(file)]
+        shape, is_fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
+        if min(shape, default=0) >= 0:
+            # Unlike `numpy.lib.format.read_array`, this takes no memory for what is not there.
+            values = np.frombuffer(content, dtype, offset=file.tell())
+            return values.reshape(shape, order="F" if is_fortran else "C")
     return None
 
 
@@ -362,6 +367,9 @@ def convert(
     try:
         return _column(values, type_), misfits
     except _MISFIT:
+        if values is contents and is_text(type_):  # some are not UTF-8
+            values, misfits = _read(contents, bytes.decode, lambda text: text)
+            return _column(values, type_), misfits
         array, more = _one_by_one(values, type_)
         return array, sorted(misfits + more)
 
