@@ -111,9 +111,9 @@ def test_no_image_is_decoded_for_rows_and_columns_that_are_left_out(ddf, rows, w
             answer = asked.do(lazy)
         except TypeError as error:
             # Masks of text and of numbers, which Dask joins: its own, told in design/dask.md.
-            assert "NA is ambiguous" in str(error), told
-            assert any(" has 1]" in one for one in told), told
-            continue
+            if "NA is ambiguous" in str(error) and any(" has 1]" in one for one in told):
+                continue
+            raise
         assert answer == asked.do(kept), (told, asked.told)
         needs_decode = asked.told == "all" and {"image", "error"}.intersection(kept.columns)
         assert work["decoded"] == (len(kept) if needs_decode else 0), (told, asked.told)
