@@ -20,7 +20,9 @@ EMPTY = ["t/c.tar", "t//c.tar", "t///c.tar", "t/q//r/c.tar", "t/f /c.tar"]
 DOTS = ["t/./c.tar", "t/../c.tar", "t/x/../e.tar"]
 
 
-@pytest.fixture(params=["memory", "s3", "gcs", "azure"])
+@pytest.fixture(
+    params=["memory", "s3", *(pytest.param(p, marks=pytest.mark.more) for p in ("gcs", "azure"))]
+)
 def place(request):
     if request.param != "memory":
         with PLACES[request.param]() as server:
