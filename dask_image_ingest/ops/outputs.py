@@ -168,8 +168,8 @@ def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Back
         part if isinstance(part, pa.Array) else arrow_rows(name, list(part), type_)
         for part in parts
     ]
-    is_large = sum(array.nbytes for array in arrays) > _MOST_BYTES
-    return (pa.chunked_array(arrays) if is_large else pa.concat_arrays(arrays)), type_
+    chunked = pa.chunked_array(arrays)
+    return (chunked if chunked.nbytes > _MOST_BYTES else pa.concat_arrays(arrays)), type_
 
 
 def _item(type_: pa.DataType) -> tuple[np.dtype, tuple[int | None, ...]]:
@@ -222,12 +222,12 @@ def arrow_rows(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) 
         return array if isinstance(type_, pa.BaseExtensionType) else array.storage.cast(type_)
     if is_value(type_):
         return _number_array(name, rows, type_)
+    if not (is_list(type_) or pa.types.is_struct(type_)):
+        texts = [storable(row) if isinstance(row, str) else row for row in rows]
+        return _leaves(name, texts, type_)
     mask = pa.array([row is None for row in rows], pa.bool_())
     if is_list(type_):
         return _lists(name, list(rows), type_, mask)
-    if not pa.types.is_struct(type_):
-        texts = [storable(row) if isinstance(row, str) else row for row in rows]
-        return _leaves(name, texts, type_)
     names = [field.name for field in type_]
     for row in rows:
         if row is not None and (not isinstance(row, Mapping) or not set(row) <= set(names)):
