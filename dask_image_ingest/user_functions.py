@@ -12,6 +12,7 @@ import functools
 import inspect
 import pickle
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
@@ -108,6 +109,8 @@ class _Tokenizer(pickle._Pickler):
     or counts by its id ("process"), or by its type ("no functions", where the user's functions and
     objects don't count at all). With "code" the functions' values don't count.
     """
+
+    write: Callable[[bytes], object]  # of pickle
 
     def __init__(self, mode: Literal["stable", "process", "no functions", "code"]) -> None:
         self._hash = blake2b(digest_size=16)
