@@ -160,7 +160,8 @@ _MOST_BYTES = 2**31 - 1
 def output_column(name: str, parts: list[Any], type_: pa.DataType, backend: Backend) -> NewColumn:
     """Concatenate the values of all batches of a partition; returned with their type."""
     if not parts:
-        return arrow_rows(name, [], type_), type_
+        empty = pa.array([], type_) if tensor_type(type_) is None else arrow_rows(name, [], type_)
+        return empty, type_
     is_arrow = any(isinstance(part, pa.Array) for part in parts)
     if not is_arrow and len({part.shape[1:] for part in parts}) == 1:
         return backend.numpy.concatenate(parts), type_
