@@ -32,7 +32,7 @@ pytest.register_assert_rewrite("contract", "processes")
 
 pytest_plugins = ["output_folders"]
 
-CASES = 8  # of a test with parameters that `make test` runs; the others are marked `more`
+CASES = 4  # of a test with parameters that `make test` runs; the others are marked `more`
 
 
 def pytest_addoption(parser):
@@ -103,7 +103,7 @@ def pytest_collection_modifyitems(config, items):
 
 
 def mark_further_cases(items):
-    """Mark as ``more`` all but eight of the cases of a test, which are from all of its list."""
+    """Mark as ``more`` all but four of the cases of a test, which are from all of its list."""
     cases = collections.defaultdict(list)
     for item in items:
         cases[item.nodeid.partition("[")[0]].append(item)

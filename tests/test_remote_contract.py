@@ -23,7 +23,14 @@ SMALL = {
 METADATA = ["__key__", "offset", "nbytes", "format", "height", "width", "txt", "cls", "json"]
 
 
-@pytest.fixture(scope="module", params=PLACES)
+# `make test-more` has the others.
+FEW = ("http", "http-without-ranges", "s3")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(p, marks=[] if p in FEW else pytest.mark.more) for p in PLACES],
+)
 def server(request):
     with PLACES[request.param]() as place:
         yield place

@@ -197,6 +197,7 @@ def test_help_has_an_example_and_says_what_each_option_does(verb, capsys):
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_scheduler_that_does_not_answer_is_a_wrong_argument(good, capsys):
     status, _, err = run(capsys, "describe", good, "--scheduler", "tcp://127.0.0.1:9")
     assert status == 2
@@ -303,6 +304,7 @@ for verb in ("describe", "head", "check", "index"):
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_whatever_letters_the_locale_knows_it_prints_all_of_them(tmp_path):
     """Those that it does not know with escapes; in a process that has this locale."""
     path = tmp_path / "a.tar"

@@ -529,7 +529,7 @@ def test_a_head_may_be_a_function_a_class_or_an_instance():
         (lambda: 1, dii.FunctionError, "fails for .*TypeError"),
         (lambda v: None, dii.ArgumentError, "gave None"),
         (lambda v: v[:1, 0], dii.ArgumentError, r"gave 'score' of shape \(1,\)"),
-        (lambda v: 1.0, dii.ArgumentError, r"of shape \(\)"),
+        (lambda v: 1.0, dii.ArgumentError, r"gave 1.0 as .score."),
         (lambda v: v, dii.ArgumentError, r"of shape \(2, 2\)"),
         (lambda v: ["x"] * len(v), dii.ArgumentError, r"gave \['x', 'x'\]"),
         (lambda v: v[:, 0] * 1j, dii.ArgumentError, "no array of numbers"),

@@ -35,6 +35,7 @@ def test_few_vectors_get_the_greedy_choice_of_all_with_all(random):
 
 
 @pytest.mark.slow
+@pytest.mark.more
 def test_many_vectors_lose_nearly_all_rows_that_all_with_all_finds(random):
     vectors = topics(random, 6000)
     of, _ = brute(vectors, 0.95)

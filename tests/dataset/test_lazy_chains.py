@@ -132,7 +132,6 @@ def light(images: Any) -> list[float]:
 # Columns of the package, mostly from pixels, and filters by columns that are known without these.
 COMPUTED = {
     "issues": dii.curate.find_issues,
-    "quality": dii.curate.measure_quality,
     "function": lambda f: f.images.map_batches(light, LIGHT),
     "both": lambda f: dii.curate.find_issues(dii.curate.measure_quality(f)),
 }

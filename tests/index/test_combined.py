@@ -292,6 +292,7 @@ def test_shards_without_samples_are_in_it_too(shards, no_scan):
 
 
 @pytest.mark.filterwarnings("ignore:the first shard")
+@pytest.mark.more
 def test_shards_of_other_kinds_share_it(tmp_path, no_scan):
     """Members that few shards have, in more kinds than one shard may have."""
     for number in range(90):

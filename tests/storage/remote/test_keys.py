@@ -21,7 +21,7 @@ DOTS = ["t/./c.tar", "t/../c.tar", "t/x/../e.tar"]
 
 
 @pytest.fixture(
-    params=["memory", "s3", *(pytest.param(p, marks=pytest.mark.more) for p in ("gcs", "azure"))]
+    params=["memory", *(pytest.param(p, marks=pytest.mark.more) for p in ("s3", "gcs", "azure"))]
 )
 def place(request):
     if request.param != "memory":

@@ -118,6 +118,7 @@ def test_only_the_bytes_of_what_is_asked_for_are_fetched(files, expected):
         assert server.sent < large + (SHARDS + 1) * pages
 
 
+@pytest.mark.more
 def test_faults_lose_nothing(files, expected):
     rates = dict.fromkeys(KINDS[:5], 0.05)
     with served(files, rates=rates, seed=4) as server:
