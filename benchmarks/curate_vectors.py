@@ -15,7 +15,7 @@ import time
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
-from dask_image_ingest.curate.semantic import nearest_kept
+from dask_image_ingest.curate.semantic import nearest_kept_vectors
 
 
 def unit(vectors: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def main() -> None:
     for make in (topics, patches):
         vectors = make(options.count, np.random.default_rng(options.seed))
         start = time.perf_counter()
-        of, similarity = nearest_kept(vectors, options.threshold)
+        of, similarity = nearest_kept_vectors(vectors, options.threshold)
         seconds, gone = time.perf_counter() - start, of >= 0
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
         start = time.perf_counter()

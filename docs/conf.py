@@ -60,7 +60,7 @@ nitpick_ignore_regex = [
         r"(dask_image_ingest\..*\.)?(Source|Card|TorchDataset|BatchLoader|Versions|ReportPart)",
     ),
     # What only this package makes: arguments of a class that nobody calls.
-    ("py:class", r"dask_image_ingest\..*\.(_\w+|FrameRows|Schedule|Share|MixOf)"),
+    ("py:class", r"dask_image_ingest\..*\.(_\w+|FrameSource|Schedule|Share)"),
     # Type variables, and short names of Dask's modules, in signatures.
     ("py:.*", r"(.*\.)?(Frame|Series|d[ad]\.\w+)"),
 ]

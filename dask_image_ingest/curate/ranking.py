@@ -110,7 +110,7 @@ def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedA
         ) from None
 
 
-def table_of(frame: Any) -> pa.Table:
+def partition_table(frame: Any) -> pa.Table:
     """A partition in Arrow; an error if a column mixes types."""
     try:
         return backend_of(frame).to_arrow(frame)
@@ -341,7 +341,7 @@ class RowsToRank:
 def _rows_to_rank(
     frame: Any, hashes: Sequence[str], keep: Any, identity: Sequence[str]
 ) -> RowsToRank:
-    table = table_of(frame)
+    table = partition_table(frame)
     has_hashes = pc.is_valid(table[hashes[0]])
     for name in hashes[1:]:
         has_hashes = pc.and_(has_hashes, pc.is_valid(table[name]))

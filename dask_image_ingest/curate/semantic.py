@@ -32,10 +32,10 @@ from dask_image_ingest.curate.ranking import (
     group_columns,
     join_columns,
     merge_ranked,
+    partition_table,
     resolve_identity,
     row_ids,
     sort_keys,
-    table_of,
     with_ranking_columns,
 )
 from dask_image_ingest.curate.vectors import (
@@ -147,7 +147,9 @@ def find_semantic_duplicates(
     check_threshold(threshold)
     ranked, vectors = rank_vectors(frame, column, keep, id_columns)
     meta = frame._meta if isinstance(frame, FrameBase) else frame
-    keeper, similarity = nearest_kept(backend_of(meta).numpy.asarray(vectors), float(threshold))
+    keeper, similarity = nearest_kept_vectors(
+        backend_of(meta).numpy.asarray(vectors), float(threshold)
+    )
     columns, grouped = group_columns(ranked, keeper, "semantic")
     columns["semantic.similarity"] = pa.array(similarity[grouped], mask=keeper[grouped] < 0)
     verdicts = columns_to_join(id_columns, ranked.ids[grouped], columns, {"semantic.keep": True})
@@ -293,13 +295,13 @@ def _rows_to_rank(
     frame: Any, column: str, keep: Any, identity: tuple[str, ...]
 ) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
-    table = table_of(without(frame, [column])).take(pa.array(rows))
+    table = partition_table(without(frame, [column])).take(pa.array(rows))
     keys = sort_keys(table, keep, identity)
     no_hashes, is_exact = np.empty(0, np.int64), np.zeros(len(rows), bool)
     return RowsToRank(row_ids(table, identity), no_hashes, is_exact, keys), vectors
 
 
-def nearest_kept(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def nearest_kept_vectors(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Greedy deduplication: keep a row unless a kept row before it is near.
 
     ``vectors`` is float32 (n, d), NumPy or CuPy, each of length one; ``threshold`` is the least

@@ -26,7 +26,7 @@ from dask_image_ingest.dataset.scan.file_rows import (
     FileRows,
     class_of,
     extension_of,
-    key_of,
+    path_key,
 )
 from dask_image_ingest.dataset.scan.partitioning import (
     Partition,
@@ -241,7 +241,7 @@ def _rows(
     by_key: dict[str, list[Shard]] = {}
     for file in files:
         if extension_of(file.url, every):
-            by_key.setdefault(key_of(file.url, options.root or "", every), []).append(file)
+            by_key.setdefault(path_key(file.url, options.root or "", every), []).append(file)
     if not by_key:
         raise ArgumentError(f"image=: none of the files has an extension of {', '.join(every)}")
     return [

@@ -18,7 +18,7 @@ from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage
-from dask_image_ingest.decode.planner import Batch, DecoderSet, Schedule, decoders_for
+from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet, decoders_for
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
@@ -109,7 +109,7 @@ def decode_in_batches(
     errors = [header.error for header in images.headers]
     shapes = np.zeros((len(images), 3), np.int32)
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
-    schedule = Schedule(images, decoding)
+    schedule = BatchPlanner(images, decoding)
     dali = decoders_for(decoding)
     scaled = None
     if decoding.scaled and any_reduced(images.headers, decoding):
@@ -136,7 +136,7 @@ def decode_in_batches(
 
 
 def _dali_outputs(
-    schedule: Schedule, scaled: ScaledDecoder | None, dali: DecoderSet
+    schedule: BatchPlanner, scaled: ScaledDecoder | None, dali: DecoderSet
 ) -> Iterator[tuple[Batch, Any]]:
     """Each batch with DALI's images: a tensor list, or a list with None for a refused image."""
     decoder = scaled or dali.encoded
@@ -151,7 +151,7 @@ def _dali_outputs(
 
 
 def _with_pillow(
-    batch: Batch, images: Any, schedule: Schedule, errors: list[str | None], dali: DecoderSet
+    batch: Batch, images: Any, schedule: BatchPlanner, errors: list[str | None], dali: DecoderSet
 ) -> tuple[list[int], Any]:
     """Add Pillow's images to DALI's, and record errors.
 
@@ -220,7 +220,7 @@ def _pillow_outputs(
     return dict(zip(arrays, dali.resize(items), strict=True))
 
 
-def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: Schedule) -> bool:
+def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPlanner) -> bool:
     """True if DALI's image has the shape in the header, or of its region; if not, use Pillow.
 
     Decoders may read a damaged header differently, and Pillow's reading counts.

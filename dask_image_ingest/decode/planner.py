@@ -188,7 +188,7 @@ class Batch:
         return len(self.dali_rows) + len(self.by_pillow)
 
 
-class Schedule:
+class BatchPlanner:
     """Iterator over the batches of a partition, in row order; they adapt to refused images."""
 
     def __init__(self, images: EncodedImages, decoding: DecodeSpec) -> None:

@@ -43,7 +43,7 @@ from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
 
 
-def assign_columns(frame: Any, columns: Mapping[Any, Any]) -> Any:
+def _assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:
     """``frame.assign`` for column names of any type."""
     result = frame.copy(deep=False)
     for name, values in columns.items():
@@ -102,7 +102,7 @@ def _address(array: Any) -> int:
     return int(interface["data"][0])
 
 
-def frame_from_storage(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
+def _restored_frame(table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
     """Restore the columns of ``meta`` from a stored table."""
     metadata = json.loads(table.schema.metadata[b"pandas"])
     descriptions = {column["field_name"]: column for column in metadata["columns"]}
@@ -285,13 +285,13 @@ class PandasBackend:
         return pa.Table.from_pandas(frame)
 
     def from_storage(self, table: pa.Table, meta: pd.DataFrame) -> pd.DataFrame:
-        return frame_from_storage(table, meta)
+        return _restored_frame(table, meta)
 
     def with_images(
         self, frame: pd.DataFrame, pixels: Pixels, image: str, error: str | None
     ) -> pd.DataFrame:
         errors = {} if error is None else {error: _error_array(pixels.errors)}
-        return assign_columns(frame, errors | {image: _image_array(pixels)})
+        return _assigned(frame, errors | {image: _image_array(pixels)})
 
     def with_references(
         self,
@@ -301,7 +301,7 @@ class PandasBackend:
         error: str | None,
     ) -> pd.DataFrame:
         errors = {} if error is None else {error: _error_array([None] * len(frame))}
-        return assign_columns(frame, errors | {image: ReferenceDtype().__from_arrow__(references)})
+        return _assigned(frame, errors | {image: ReferenceDtype().__from_arrow__(references)})
 
     def is_references(self, dtype: Any) -> bool:
         return is_reference_dtype(dtype)
@@ -329,7 +329,7 @@ class PandasBackend:
             array = _arrow(values, type_)
             array = array if positions is None else _taken(array, positions)
             arrays[name] = pandas_type(type_).__from_arrow__(array)
-        return assign_columns(frame, arrays)
+        return _assigned(frame, arrays)
 
     def values(self, series: pd.Series) -> np.ndarray | None:
         dtype = series.dtype

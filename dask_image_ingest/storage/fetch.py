@@ -108,7 +108,7 @@ class RetryableError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class FirstBytes:
     """First bytes of a shard (all of them if its server supports no ranges), and its size."""
 
     data: bytes

@@ -24,7 +24,7 @@ from dask_image_ingest.errors import (
     safe_cause,
 )
 from dask_image_ingest.storage.fetch import (
-    Head,
+    FirstBytes,
     Retries,
     RetryableError,
     call_with_retry,
@@ -420,20 +420,20 @@ class FsspecSource:
         # task continues in the parent.
         self._lock = nullcontext() if fs.async_impl else threading.Lock()
 
-    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
+    def head(self, nbytes: int, stall_timeout: float | None = None) -> FirstBytes:
         if "//" in self._path and "://" not in self._path:
             self._fs.invalidate_cache()  # see info_of
         info = self._request(self._fs.info, self._path)
         size, self.version = info["size"], version_of(info)
         if size is None:
             whole = self._request(self._fs.cat_file, self._path)
-            return Head(whole, len(whole))
+            return FirstBytes(whole, len(whole))
         wanted = min(nbytes, size)
         data = self._request(self._fs.cat_file, self._path, start=0, end=wanted) if wanted else b""
         # A file system may ignore the range, and give all.
         if len(data) not in (wanted, size):
             raise self._wrong_size(wanted, len(data))
-        return Head(data, size)
+        return FirstBytes(data, size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
         data = self._request(self._fs.cat_file, self._path, start=start, end=stop)

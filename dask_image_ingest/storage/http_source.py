@@ -29,7 +29,7 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
-from dask_image_ingest.storage.fetch import Head, RetryableError, Settings
+from dask_image_ingest.storage.fetch import FirstBytes, RetryableError, Settings
 from dask_image_ingest.storage.shard import as_sent
 from dask_image_ingest.url_secrets import error_text
 
@@ -140,7 +140,7 @@ class HTTPSource:
         self._version: tuple[str, str] = ("", "")
         self._size = 0
 
-    def head(self, nbytes: int, stall_timeout: float | None = None) -> Head:
+    def head(self, nbytes: int, stall_timeout: float | None = None) -> FirstBytes:
         """Read the first bytes, and remember the version they are of."""
         with self._request({"Range": f"bytes=0-{nbytes - 1}"}, stall_timeout) as response:
             etag = response.headers.get("ETag", "")
@@ -151,7 +151,7 @@ class HTTPSource:
                 self._size = _total(response) or 0
                 if self._size:
                     raise RetryableError(f"its server gives none of its {self._size} bytes (416)")
-                return Head(b"", 0)
+                return FirstBytes(b"", 0)
             data = b"".join(self._body(response))
             self._size = len(data)
             if response.status == 206:
@@ -164,7 +164,7 @@ class HTTPSource:
                 expected = min(nbytes, total)
                 if len(data) < expected:
                     raise RetryableError(f"{len(data)} of the first {expected} bytes came")
-            return Head(data, self._size)
+            return FirstBytes(data, self._size)
 
     def stream(self, start: int, stop: int, stall_timeout: float | None = None) -> Iterator[bytes]:
         """Read a range in pieces; a first, empty piece says that the response has begun."""

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fetch import (
-    Head,
+    FirstBytes,
     LatencyStats,
     Retries,
     RetryableError,
@@ -204,7 +204,7 @@ class RemoteReader(ByteReader):
 
     is_remote = True
 
-    def __init__(self, source: RemoteSource, head: Head, settings: Settings) -> None:
+    def __init__(self, source: RemoteSource, head: FirstBytes, settings: Settings) -> None:
         self._source = source
         self._size = head.size
         self._settings = settings
@@ -363,7 +363,7 @@ class RemoteReader(ByteReader):
 _SMALL_RESPONSE = 32 << 10
 
 
-def fetch_head(source: RemoteSource, nbytes: int, settings: Settings) -> Head:
+def fetch_head(source: RemoteSource, nbytes: int, settings: Settings) -> FirstBytes:
     """Fetch the first bytes of a shard, with retries."""
     retries = Retries(source.url, settings.retry_limit, reached=False)
     latency = latency_stats_of(source.url)
@@ -446,7 +446,7 @@ def open_remote(
 
 def _first_to_answer(
     sources: list[RemoteSource], settings: Settings, nbytes: int
-) -> tuple[RemoteSource, Head]:
+) -> tuple[RemoteSource, FirstBytes]:
     """The first source that works, and the first bytes from it."""
     for source in sources:
         try:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from device_arrays import DeviceArray, device_library
 
-from dask_image_ingest.curate.semantic import k_means, nearest_kept, nearest_of
+from dask_image_ingest.curate.semantic import k_means, nearest_kept_vectors, nearest_of
 
 
 @pytest.fixture(autouse=True)
@@ -28,8 +28,8 @@ def _vectors(rng, count, length=24):
 @pytest.mark.parametrize("count", [300, 5000])
 def test_near_vectors_on_a_device_are_those_on_the_host(seed, count):
     vectors = _vectors(np.random.default_rng(seed), count)
-    of, similarity = nearest_kept(vectors, 0.95)
-    there_of, there_similarity = nearest_kept(DeviceArray(vectors), 0.95)
+    of, similarity = nearest_kept_vectors(vectors, 0.95)
+    there_of, there_similarity = nearest_kept_vectors(DeviceArray(vectors), 0.95)
     assert (of >= 0).sum() > count // 10
     assert there_of.tolist() == of.tolist()
     assert there_similarity.tolist() == similarity.tolist()

@@ -16,7 +16,7 @@ import dask_image_ingest as dii
 from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.scan import partitioning, samples
 from dask_image_ingest.decode import DecodeSpec
-from dask_image_ingest.decode.planner import Schedule
+from dask_image_ingest.decode.planner import BatchPlanner
 from dask_image_ingest.storage import ByteReader
 
 
@@ -67,12 +67,12 @@ def work(monkeypatch):
         index_tar=samples.index_tar,
         read_header=DecodeSpec.read_header,
         read_member=samples.read_member,
-        assign=Schedule._assign,
+        assign=BatchPlanner._assign,
     )
     monkeypatch.setattr(samples, "index_tar", index_tar)
     monkeypatch.setattr(DecodeSpec, "read_header", read_header)
     monkeypatch.setattr(samples, "read_member", read_text)
-    monkeypatch.setattr(Schedule, "_assign", assign)
+    monkeypatch.setattr(BatchPlanner, "_assign", assign)
     return counts
 
 

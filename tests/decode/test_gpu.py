@@ -66,7 +66,9 @@ def test_batches_of_large_images_fit_the_gpu_whatever_the_threads(
     headers = [Header("jpeg", 3000, 4000, 3, None, False)] * 40  # 36 MB each
     with dask.config.set({"image-ingest.decode-threads": threads}):
         batches = list(
-            planner.Schedule(EncodedImages(headers, lambda row: PHOTO), DecodeSpec(device="gpu"))
+            planner.BatchPlanner(
+                EncodedImages(headers, lambda row: PHOTO), DecodeSpec(device="gpu")
+            )
         )
     assert [len(batch.rows) for batch in batches] == [expected] * (40 // expected)
 

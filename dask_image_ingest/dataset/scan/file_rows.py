@@ -108,7 +108,7 @@ class FileRows(ImageRows):
     def column(self, name: str, numbers: np.ndarray) -> pa.Array:
         first, rows = self.options.images[0], numbers.tolist()
         if name == "__key__":
-            keys = [key_of(self._rows[row][0].url, self.url, self._every) for row in rows]
+            keys = [path_key(self._rows[row][0].url, self.url, self._every) for row in rows]
             return pa.array(keys, pa.string())
         if name == "__url__":
             return pa.array([self._url(first, row) for row in rows], pa.string())
@@ -188,7 +188,7 @@ def for_each(
         return list(threads.map(function, items))
 
 
-def key_of(url: str, root: str, extensions: Sequence[str] = ()) -> str:
+def path_key(url: str, root: str, extensions: Sequence[str] = ()) -> str:
     """The path of a file below the root, without its suffix: the longest of ``extensions``."""
     folder, slash, name = _path(url.removeprefix(root)).removeprefix("/").rpartition("/")
     stem = name[: -len(extension_of(name, extensions) or name.rpartition(".")[2]) - 1]
@@ -207,7 +207,7 @@ def _path(url: str) -> str:
 
 def class_of(url: str, root: str) -> str | None:
     """The folder directly below the root that contains a file; None if there is none."""
-    folder, slash, _ = key_of(url, root).partition("/")
+    folder, slash, _ = path_key(url, root).partition("/")
     return folder if slash else None
 
 

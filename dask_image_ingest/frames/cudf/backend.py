@@ -24,11 +24,11 @@ from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
     frame_from_storage,
     frame_of_new,
-    holds,
     image_arrays,
     is_bytes_dtype,
     is_images,
     is_references,
+    is_supported,
     make_frame,
     make_index,
     table_for_storage,
@@ -65,7 +65,7 @@ class CudfBackend:
     numpy = cupy
 
     def holds(self, type_: pa.DataType) -> bool:
-        return holds(type_)
+        return is_supported(type_)
 
     def thread_setup(self) -> Callable[[], None]:
         """Function that selects this thread's GPU: a new thread starts on the first one."""

@@ -40,7 +40,7 @@ from dask_image_ingest.frames.reference_dtype import REFERENCE
 _MAX_DIGITS = 38
 
 
-def holds(type_: pa.DataType) -> bool:
+def is_supported(type_: pa.DataType) -> bool:
     """True if cuDF supports this type, directly or after conversion."""
     return _stored(type_) is not None
 
@@ -65,7 +65,7 @@ def stored(type_: pa.DataType) -> pa.DataType:
 def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """`stored` types of columns."""
     for name, type_ in types.items():
-        if not holds(type_):
+        if not is_supported(type_):
             raise ArgumentError(
                 f"column {name!r} is of type {type_name(type_)}, for which cuDF has none: say "
                 "another type, leave the column out, or pass backend='pandas'"
@@ -211,11 +211,11 @@ def with_columns_of(frame: cudf.DataFrame, new: cudf.DataFrame) -> cudf.DataFram
     ``DataFrame.assign`` would copy them, which doubles the memory of pixels.
     """
     # A shallow copy, so that writes to the result don't change ``frame``.
-    columns = columns_of(frame.copy(deep=False)) | columns_of(new)
+    columns = frame_columns(frame.copy(deep=False)) | frame_columns(new)
     return cudf.DataFrame._from_data(columns, index=frame.index)
 
 
-def columns_of(frame: cudf.DataFrame) -> dict[Any, Any]:
+def frame_columns(frame: cudf.DataFrame) -> dict[Any, Any]:
     """CuDF's internal columns of a frame, by name."""
     return {name: frame[name]._column for name in frame.columns}
 

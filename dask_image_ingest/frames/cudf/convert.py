@@ -46,8 +46,8 @@ from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames.arrow_types import is_text
 from dask_image_ingest.frames.backend import gpus
 from dask_image_ingest.frames.cudf.columns import (
-    columns_of,
     empty_frame,
+    frame_columns,
     is_images,
     is_references,
     make_frame,
@@ -277,7 +277,7 @@ def compacted(part: cudf.DataFrame | cudf.Series) -> Any:
         frame = part.to_frame("series")
         result = compacted(frame)
         return part if result is frame else named(result["series"], part.name)
-    columns = columns_of(part)
+    columns = frame_columns(part)
     slices = {name: column for name, column in columns.items() if _is_slice(column.plc_column)}
     if not slices:
         return part
