@@ -16,7 +16,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
@@ -97,7 +97,26 @@ def _code(function: object) -> str:
     return f"{_PYTHON} {_Tokenizer('code').token(function if is_code else type(function))}"
 
 
-_save: Any = pickle._Pickler.save  # type: ignore[attr-defined]
+_pickler: Any = pickle._Pickler
+
+# Of Python alone: an import of dill, and so of datasets, adds others to the table of pickle.
+_DISPATCH = {
+    type(None): _pickler.save_none,
+    bool: _pickler.save_bool,
+    int: _pickler.save_long,
+    float: _pickler.save_float,
+    bytes: _pickler.save_bytes,
+    bytearray: _pickler.save_bytearray,
+    pickle.PickleBuffer: _pickler.save_picklebuffer,
+    str: _pickler.save_str,
+    tuple: _pickler.save_tuple,
+    list: _pickler.save_list,
+    dict: _pickler.save_dict,
+    set: _pickler.save_set,
+    frozenset: _pickler.save_frozenset,
+    FunctionType: _pickler.save_global,
+    type: _pickler.save_type,
+}
 
 
 class _Tokenizer(pickle._Pickler):
@@ -110,6 +129,7 @@ class _Tokenizer(pickle._Pickler):
     objects don't count at all). With "code" the functions' values don't count.
     """
 
+    dispatch: ClassVar = _DISPATCH
     write: Callable[[bytes], object]  # set by the pickler
 
     def __init__(self, mode: Literal["stable", "process", "no functions", "code"]) -> None:
@@ -132,14 +152,14 @@ class _Tokenizer(pickle._Pickler):
             return
         key = id(value)
         if key in self._open:  # a cycle
-            _save(self, f"{len(self._open) - self._open[key]} above")
+            _pickler.save(self, f"{len(self._open) - self._open[key]} above")
             return
         self._open[key] = len(self._open)
         try:
             parts = None if type(value) in _PLAIN else self._parts(value)
             if parts is not None:
                 self.write(b"parts")
-            _save(self, value if parts is None else parts)
+            _pickler.save(self, value if parts is None else parts)
         except FunctionError:
             raise
         except Exception as error:  # it can't be pickled, for whatever reason
@@ -148,7 +168,7 @@ class _Tokenizer(pickle._Pickler):
                     f"an object of {type(value).__module__}.{type(value).__qualname__} has no "
                     "token that is the same in every process"
                 ) from error
-            _save(self, key if self._mode == "process" else type(value).__qualname__)
+            _pickler.save(self, key if self._mode == "process" else type(value).__qualname__)
         finally:
             del self._open[key]
 

@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import pickle
 import random
 import re
 import signal
@@ -310,6 +311,17 @@ def test_what_has_no_digest_is_named_or_counts_by_itself(value):
     assert token_and_code(held) == token_and_code(held)
     assert token_and_code(held) != token_and_code(Holds(threading.Lock()))
     assert stable_token(held, functions=False) == stable_token(Holds(1), functions=False)
+
+
+def test_what_dill_adds_to_the_pickler_of_python_changes_no_token(monkeypatch):
+    lock = threading.Lock()
+    added = {type(lock): lambda pickler, _: pickler.save(0), dict: lambda pickler, _: None}
+    token = stable_token({"a": 1})
+    for kind, save in added.items():
+        monkeypatch.setitem(pickle._Pickler.dispatch, kind, save)
+    assert stable_token({"a": 1}) == token
+    with pytest.raises(FunctionError, match="no token"):
+        stable_token(lock)
 
 
 def test_a_query_that_a_module_makes_while_it_is_imported_can_be_computed(shards, written):

@@ -299,9 +299,9 @@ def _nulls(series: Any, dtype: Any, of: str = "") -> ArgumentError:
 
 
 def _undeclared(series: Any, dtype: Any) -> ArgumentError:
-    name = series.name
+    name, first = series.name, series.iloc[[0]].tolist()[0]
     return ArgumentError(
-        f"iter_batches: column {name!r} is declared as {dtype}, and has {shown(series.iloc[0])} of "
+        f"iter_batches: column {name!r} is declared as {dtype}, and has {shown(first)} of "
         f"{series.dtype}: convert it before, ddf.astype({{{name!r}: ...}}), or correct meta= of "
         "the function that made it"
     )

@@ -240,9 +240,9 @@ def test_lazy_and_eager_frames_give_the_same_columns(ddf):
     assert computed.dtypes.to_dict() == lazy[added].dtypes.to_dict()
 
 
-def test_issues_bring_all_signals_but_a_blur_that_none_uses(ddf):
+def test_issues_bring_all_signals_but_two_that_none_uses(ddf):
     found = [name for name in find_issues(ddf).columns if name.startswith("quality.")]
-    assert sorted([*found, "quality.blur"]) == sorted(COLUMNS)
+    assert sorted([*found, "quality.blur", "quality.fine_detail"]) == sorted(COLUMNS)
     assert set(find_issues(measure_quality(ddf)).columns) > set(COLUMNS)
     # A signal of its own is enough for a frame without images.
     alone = ddf[["__key__"]].compute().assign(**{"quality.blur": 0.5})
