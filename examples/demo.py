@@ -37,14 +37,18 @@ def main() -> None:
         print(ddf.dtypes.to_string())
 
         title("The first rows, from headers: no pixel is decoded for these")
-        print(ddf[["__key__", "format", "height", "width", "nbytes", "cls", "txt"]].head(6))
+        print(
+            ddf[["__key__", "format", "height", "width", "nbytes", "cls", "txt"]]
+            .head(6)
+            .to_string(index=False)
+        )
 
         title("Per shard, from headers too")
         print(per_shard(ddf))
 
         title("Filters run before the decoder: only what the query keeps is decoded")
         _, large = decode(ddf[ddf.width >= 640])
-        print(large[["__key__", "format", "height", "width", "txt"]])
+        print(large[["__key__", "format", "height", "width", "txt"]].to_string(index=False))
 
         title("All the pixels")
         seconds, frame = decode(ddf)
@@ -59,7 +63,7 @@ def main() -> None:
         print("formats:", frame["format"].value_counts().to_dict())
 
         title("A damaged image costs one row, and says why")
-        print(frame.loc[frame["error"].notna(), ["__key__", "txt", "error"]])
+        print(frame.loc[frame["error"].notna(), ["__key__", "txt", "error"]].to_string(index=False))
 
         title("Every image, resized and cropped to 128 × 128")
         contact_sheet(dii.read_webdataset_images(shards, size=128, resize="crop"))
