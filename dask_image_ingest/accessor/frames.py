@@ -29,8 +29,8 @@ from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.loader import FrameSource, as_pandas, lazy_source
 from dask_image_ingest.ops import (
     add_levels,
-    count_levels,
     first_row,
+    level_histograms,
     parse_dtype,
     parse_shape,
     stack,
@@ -82,7 +82,7 @@ class FrameImages(Images[Any, Any]):
         return vectors(self._frame, column)
 
     def channel_stats(self) -> pd.DataFrame:
-        return statistics(count_levels(self._frame, self.column))
+        return statistics(level_histograms(self._frame, self.column))
 
     def _meta(self) -> Any:
         return self._frame
@@ -158,7 +158,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
         )
         images = select_columns(self._frame, [self.column])
-        counts = dx.new_collection(ChunkedMap(images.expr, count_levels, (self.column,), empty))
+        counts = dx.new_collection(ChunkedMap(images.expr, level_histograms, (self.column,), empty))
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )

@@ -29,7 +29,7 @@ _LEVELS = np.arange(256)
 _STATISTICS = {"mean": "float64", "std": "float64", "min": "int64", "max": "int64"}
 
 
-def count_levels(frame: Any, image: str) -> pd.DataFrame:
+def level_histograms(frame: Any, image: str) -> pd.DataFrame:
     """Histograms of a partition's pixel values: a row of 256 counts for each channel.
 
     Integer counts add up exactly, for any number and order of partitions, and all statistics follow

@@ -28,9 +28,9 @@ from dask_image_ingest.frames.cudf.columns import (
     is_bytes_dtype,
     is_images,
     is_references,
-    is_supported,
     make_frame,
     make_index,
+    supports,
     table_for_storage,
     table_of,
     typed,
@@ -65,7 +65,7 @@ class CudfBackend:
     numpy = cupy
 
     def holds(self, type_: pa.DataType) -> bool:
-        return is_supported(type_)
+        return supports(type_)
 
     def thread_setup(self) -> Callable[[], None]:
         """Function that selects this thread's GPU: a new thread starts on the first one."""

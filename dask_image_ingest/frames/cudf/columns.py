@@ -40,7 +40,7 @@ from dask_image_ingest.frames.reference_dtype import REFERENCE
 _MAX_DIGITS = 38
 
 
-def is_supported(type_: pa.DataType) -> bool:
+def supports(type_: pa.DataType) -> bool:
     """True if cuDF supports this type, directly or after conversion."""
     return _stored(type_) is not None
 
@@ -65,7 +65,7 @@ def stored(type_: pa.DataType) -> pa.DataType:
 def stored_types(types: Mapping[str, pa.DataType]) -> dict[str, pa.DataType]:
     """`stored` types of columns."""
     for name, type_ in types.items():
-        if not is_supported(type_):
+        if not supports(type_):
             raise ArgumentError(
                 f"column {name!r} is of type {type_name(type_)}, for which cuDF has none: say "
                 "another type, leave the column out, or pass backend='pandas'"
