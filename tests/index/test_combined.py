@@ -99,7 +99,7 @@ def test_rows_are_counted_without_a_look_at_a_file(shards, combined):
     assert len(ddf) == len(ddf["txt"]) == len(ddf[["cls", "image"]]) == len(ALL)
     assert [len(part) for part in ddf.partitions] == lengths
     assert len(ddf.partitions[[2, 2, 0]]) == 2 * lengths[2] + lengths[0]
-    with pytest.raises(dii.ShardNotFoundError), pytest.warns(UserWarning, match="is not used"):
+    with pytest.raises(dii.ShardNotFoundError):
         len(ddf[ddf.error.isna()])
 
 

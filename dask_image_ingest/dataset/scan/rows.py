@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -118,9 +118,13 @@ class ImageRows:
         """The encoded images of these rows, each of which is read when it is decoded."""
         headers = self.headers(member, numbers)
         read, prefetch = self._reader(member, numbers)
-        origins = list(map(self._origin, repeat(member), numbers.tolist(), self.keys(numbers)))
+        keys = functools.cache(functools.partial(self.keys, numbers))  # few images are named
+
+        def origin(row: int) -> Origin:
+            return self._origin(member, int(numbers[row]), keys()[row])
+
         what = f"samples {numbers[0]}-{numbers[-1]} of {self.url}" if len(numbers) else ""
-        return EncodedImages(headers, read, origins.__getitem__, what, prefetch)
+        return EncodedImages(headers, read, origin, what, prefetch)
 
     def _origin(self, member: ImageMember, number: int, key: str) -> Origin:
         """The identity of an image, for errors and random transforms."""
