@@ -21,8 +21,8 @@ import dask
 #: Setting with the names of the parameters that sign a URL; None or "auto" for the known ones.
 SIGNATURE = "image-ingest.remote.signature"
 
-# Between the user's name and the host; the password itself may contain an @.
 _MAY_HAVE_SECRETS = re.compile(r"[@?#]")
+# Between the user's name and the host; the password itself may contain an @.
 _PASSWORD = re.compile(r"(\w[\w.+-]*://[^/?#\s:@]*:)[^/?#\s]+@")
 # The links of a chain; an IPv6 address may have two colons, too.
 _CHAIN = re.compile(r"::(?=[\w+.-]+(?:::|://)|/)")

@@ -46,7 +46,13 @@ from dask_image_ingest.dataset.references import (
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
-from dask_image_ingest.frames import Backend, ImageReference, backend_of, without
+from dask_image_ingest.frames import (
+    Backend,
+    ImageReference,
+    backend_of,
+    reference_columns,
+    without,
+)
 from dask_image_ingest.view import references_of_images
 
 _SIDE = 64
@@ -318,8 +324,7 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     lazy = isinstance(frame, FrameBase)
     if lazy and storage_options is None:
         storage_options = source_options_of(frame)
-    backend = backend_of(meta)
-    references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
+    references = reference_columns(meta)
     if references or {*LOCATION_COLUMNS} <= {*meta.columns}:
         reference = references[0] if references else None
         if not lazy:

@@ -89,13 +89,13 @@ def first_equal(hashes: np.ndarray) -> np.ndarray:
         checksum ^= hashes[:, word]
         checksum *= np.uint64(0x9E37_79B9_7F4A_7C15)
         checksum ^= checksum >> np.uint64(29)
-    checksum &= np.uint64(0xFFFF_FFFF_0000_0000)
+    checksum &= _HIGH
     checksum |= np.arange(len(hashes), dtype=np.uint64)
     checksum.sort()
     is_equal = np.zeros(len(hashes) + 1, bool)
-    high = checksum >> np.uint64(32)
+    high = checksum >> _32
     np.equal(high[1:], high[:-1], out=is_equal[1:-1])
-    rows = (checksum[is_equal[1:] | is_equal[:-1]] & np.uint64(0xFFFF_FFFF)).astype(np.int64)
+    rows = (checksum[is_equal[1:] | is_equal[:-1]] & _LOW).astype(np.int64)
     rows.sort()
     some = hashes[rows]
     order = np.lexsort(some.T)

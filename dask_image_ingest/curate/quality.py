@@ -28,7 +28,7 @@ from dask_image_ingest.dataset import Frame
 from dask_image_ingest.dataset.plan import assign_columns, select_columns
 from dask_image_ingest.decode import resized_cubic
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import Backend, backend_of
+from dask_image_ingest.frames import Backend, image_columns
 
 _LEVEL_SIGNALS = ("dark", "light", "entropy", "contrast", "grayscale")
 
@@ -194,7 +194,7 @@ def measure_quality(frame: Frame) -> Frame:
 def with_signals(frame: Any, signals: Sequence[str]) -> Any:
     """Add those of ``signals`` that the frame's columns allow."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
-    has_images = any(map(backend_of(meta).is_images, meta.dtypes))
+    has_images = bool(image_columns(meta))
     shape = [name for name in signals if name in _SHAPE_SIGNALS]
     pixels = [name for name in signals if name not in _SHAPE_SIGNALS] if has_images else []
     if shape and {"height", "width"} <= set(frame.columns):

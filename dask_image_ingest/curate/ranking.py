@@ -266,11 +266,11 @@ def with_ranking_columns(frame: Any, keep: Any, by: Kind) -> tuple[Any, list[str
         return frame, []
     if isinstance(keep, str) and keep in ("best", "largest"):
         needed = ["height", "width"]
+        signals = ["fine_detail", "grayscale"] if keep == "best" and by == "pdq" else []
         if not set(needed) <= set(frame.columns):
-            frame, needed = _with_signals(frame, ["area"]), ["quality.area"]
+            signals, needed = ["area", *signals], ["quality.area"]
+        frame = _with_signals(frame, signals)
         if keep == "best":
-            if by == "pdq":
-                frame = _with_signals(frame, ["fine_detail", "grayscale"])
             needed += [name for name in _BEST if name in frame.columns]
         if "quality.area" in needed and "quality.area" not in frame.columns:
             raise ArgumentError(

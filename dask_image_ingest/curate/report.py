@@ -22,7 +22,7 @@ from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.dataset.references import LOCATION_COLUMNS
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
-from dask_image_ingest.frames import backend_of, pandas_type
+from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
 from dask_image_ingest.image_counts import reduce_partitions
 from dask_image_ingest.ops import small_images
 from dask_image_ingest.view import (
@@ -430,8 +430,7 @@ def _round(values: pd.Series) -> pd.Series:
 def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
     """``columns`` of a frame, with small images from its images or references."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
-    backend = backend_of(meta)
-    names = [name for name, dtype in meta.dtypes.items() if backend.is_images(dtype)]
+    names = image_columns(meta)
     if names:
         error = ["error"] if "error" in meta.columns else []
         narrow = select_columns(frame, [*columns, *error, names[0]])
@@ -439,7 +438,7 @@ def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | No
         if isinstance(narrow, FrameBase):
             return narrow.map_partitions(make, meta=narrow._meta)
         return make(narrow)
-    references = [name for name, dtype in meta.dtypes.items() if backend.is_references(dtype)]
+    references = reference_columns(meta)
     if not references:
         raise ArgumentError(
             f"the frame has neither the columns {', '.join(LOCATION_COLUMNS)}, nor images, nor "

@@ -27,7 +27,7 @@ from dask_image_ingest.url_secrets import without_secrets
 #: The plan is written first, the manifest last.
 PLAN, MANIFEST = "_plan.json", "_manifest.json"
 
-#: Rejected rows with reasons; also its name while it is staged.
+#: Rejected rows with reasons.
 LEFT_OUT = "_left_out.parquet"
 
 #: Staged table with a batch of rows for each shard to write.

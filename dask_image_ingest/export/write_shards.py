@@ -294,7 +294,8 @@ def copy_members(
         with _open_source(url, version, context) as content:
             offsets, sizes = layout.offsets[members], layout.sizes[members]
             ends = (offsets + sizes).tolist()
-            content.prefetch(zip(offsets.tolist(), ends, strict=True))
+            ranges = zip(offsets.tolist(), ends, strict=True)
+            content.prefetch((start, end) for start, end in ranges if start < end)
             _copy(members, layout, lambda at, size: content[at : at + size], tar)
     for (name,), members in _group_members(batch, ("expanded",), layout, EXPANDED):
         with context.output.open(name) as expanded:

@@ -14,7 +14,7 @@ import pandas as pd
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import Backend, NullsError, stack_views
+from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -199,7 +199,7 @@ def rows_of(
     ArgumentError
         If another column has values that its dtype can't hold, such as null integers.
     """
-    names = [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
+    names = image_columns(frame)
     names = list(dict.fromkeys(names if image is None else [image, *names]))
     images = {name: backend.arrays(frame[name]) for name in names}
     has_all = np.ones(len(frame), bool)

@@ -86,7 +86,7 @@ def _parse(name: str, value: Any, field: str) -> Any:
         kind = "seconds, such as 20 or '20s'" if seconds else "a number, such as 16 or '4 MiB'"
         raise ArgumentError(f"{name}={value!r} in Dask's configuration: give {kind}") from error
     least = 0 if field in ("gap", "skip", "retry_limit", "read_ahead", "cache") else 1e-3
-    if parsed < least or (not seconds and field not in ("gap", "skip") and parsed < 0):
+    if parsed < least:
         raise ArgumentError(f"{name}={value!r} in Dask's configuration is too small")
     return parsed
 

@@ -9,7 +9,6 @@ import re
 import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, TypeAlias
 
 from dask_image_ingest.arguments import is_utf8, path_text, shown
@@ -31,6 +30,7 @@ from dask_image_ingest.storage.patterns import (
     ANY_DEPTH,
     SHARDS,
     FileKind,
+    Matcher,
     Search,
     expand_braces,
     is_glob,
@@ -327,15 +327,20 @@ def find_local(path: str, kind: FileKind, left_out: LeftOut) -> list[Shard]:
 
 def find_local_file(path: str) -> Shard | None:
     """The regular file of exactly this path; None without one."""
-    if not os.path.isdir(path):
-        with suppress(ShardNotFoundError):  # a link to nothing
-            return next(_files_at(path, SHARDS, defaultdict(list)), None)
-    return None
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):  # perhaps a link to nothing
+        return None
+    except OSError as error:
+        raise ShardError(f"{path} cannot be read: {error}") from error
+    is_file = stat.S_ISREG(status.st_mode)
+    return Shard(path, status.st_size, str(status.st_mtime_ns)) if is_file else None
 
 
 def _search(search: Search, left_out: LeftOut) -> Iterator[Shard]:
-    kind, matcher = search.kind, search.matcher()
-    folders = [(search.split()[0] or "/", matcher.start, 0)]
+    root, parts = search.split()
+    kind, matcher = search.kind, Matcher(search, parts)
+    folders = [(root or "/", matcher.start, 0)]
     while folders:
         folder, matched, links = folders.pop()
         for entry in _entries(folder, search, left_out):
@@ -485,7 +490,7 @@ def _search_remote(
         return []
     if not entries:
         info_of(fs, fs_root, url)  # raises if the server is unreachable, which listings may hide
-    matcher = search.matcher()
+    matcher = Matcher(search, parts)
     files: dict[str, Info] = {}
     shards: list[Shard] = []
     for below, entry in entries.items():

@@ -138,10 +138,6 @@ class Search:
             return as_folder(self.pattern), []
         return head + "/".join(names[: wild[0]]) + tail, names[wild[0] :]
 
-    def matcher(self) -> Matcher:
-        """The part that tells which files below its folder it takes."""
-        return Matcher(self, self.split()[1])
-
     def first_found(self, urls: Iterable[str]) -> str | None:
         """The first of these paths and URLs that the search would take, once a file is there."""
         root, parts = self.split()

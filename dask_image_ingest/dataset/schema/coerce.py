@@ -88,12 +88,12 @@ def arrays_to_lists(
     """
     if not any(content is not None and content.startswith(_MAGIC) for content in contents):
         return None
-    loaded = [_load(content) for content in contents]
+    loaded, fits = [_load(content) for content in contents], _fits(type_)
     arrays = [
         # Empty lists take no bytes in the file, but some in the column.
         array
         if array is not None
-        and _fits(array, type_)
+        and fits(array)
         and max(accumulate(array.shape[:-1], operator.mul), default=0) <= len(content or b"")
         else None
         for array, content in zip(loaded, contents, strict=True)
@@ -115,7 +115,7 @@ def type_advice(content: bytes, type_: pa.DataType) -> str | None:
     array = _load(content)
     if array is None or not array.ndim or array.dtype.kind not in "biuf":
         return None
-    if _fits(array, type_) or array.dtype.itemsize > 8:
+    if _fits(type_)(array) or array.dtype.itemsize > 8:
         return None
     # Not every backend has float16.
     name = "float32" if array.dtype.name == "float16" else array.dtype.name
@@ -140,14 +140,14 @@ def _load(content: bytes | None) -> np.ndarray | None:
     return None
 
 
-def _fits(array: np.ndarray, type_: pa.DataType) -> bool:
+def _fits(type_: pa.DataType) -> Callable[[np.ndarray], bool]:
+    """A test whether an array fits a type."""
     depth, value = nesting(type_)
-    return (
+    dtype, sizes = value.to_pandas_dtype(), list_sizes(type_)
+    return lambda array: (
         array.ndim == depth
-        and np.can_cast(array.dtype, value.to_pandas_dtype(), "safe")
-        and all(
-            size in (None, edge) for size, edge in zip(list_sizes(type_), array.shape, strict=True)
-        )
+        and np.can_cast(array.dtype, dtype, "safe")
+        and all(size in (None, edge) for size, edge in zip(sizes, array.shape, strict=True))
     )
 
 
