@@ -23,7 +23,7 @@ from dask_image_ingest.decode import (
     resize_arrays,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import as_uint8, backend_of, stack_views
+from dask_image_ingest.frames import as_uint8, backend_of, is_text, stack_views
 
 _LEVELS = np.arange(256)
 _STATISTICS = {"mean": "float64", "std": "float64", "min": "int64", "max": "int64"}
@@ -241,7 +241,7 @@ def _update_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any
         return frame
     backend = backend_of(frame)
     (column,) = backend.to_arrow(frame[["error"]]).columns
-    if not pa.types.is_string(column.type) and not pa.types.is_large_string(column.type):
+    if not is_text(column.type):
         return frame
     values = column.to_pylist()
     for row in rows:
