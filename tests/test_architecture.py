@@ -21,7 +21,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # From the ground up: a room may use those before it. Modules of the package itself have their place
 # among the rooms.
 ROOMS = (
-    "url_secrets", "errors", "arguments", "dask_internals",
+    "typedefs", "url_secrets", "errors", "arguments", "dask_internals",
     "environment", "client", "computing", "image_frame",
     "user_functions", "storage", "tar", "decode", "index", "frames", "dataset", "cluster", "ops",
     "loader", "image_counts", "view", "export", "checkpoint", "report", "accessor", "curate", "cli",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import cloudpickle
@@ -57,7 +57,11 @@ class TorchDataset(IterableDataset):
     """
 
     def __init__(
-        self, make: MakeBatches, start: Any, share: Share | None = None, goes_on: bool = False
+        self,
+        make: MakeBatches,
+        start: int | Sequence[Any],
+        share: Share | None = None,
+        goes_on: bool = False,
     ) -> None:
         self._make = make
         self._loops = Loops(parse_start(start))
@@ -280,14 +284,22 @@ class _Epochs:
         return itertools.repeat(None)
 
 
-def make_dataset(make: MakeBatches, start: Any, shard: Any, goes_on: bool = False) -> TorchDataset:
+def make_dataset(
+    make: MakeBatches,
+    start: int | Sequence[Any],
+    shard: tuple[int, int] | str | None,
+    goes_on: bool = False,
+) -> TorchDataset:
     """Create a dataset for the part ``shard=`` of the batches that ``make`` makes."""
     share = None if isinstance(shard, str) and shard == "auto" else parse_shard(shard, "torch")
     return TorchDataset(make, start, share, goes_on)
 
 
 def make_dataloader(
-    make: MakeBatches, start: Any, shard: Any, options: dict[str, Any]
+    make: MakeBatches,
+    start: int | Sequence[Any],
+    shard: tuple[int, int] | str | None,
+    options: dict[str, Any],
 ) -> BatchLoader:
     """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes."""
     loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)

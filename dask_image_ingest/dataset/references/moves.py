@@ -7,7 +7,7 @@ gives the same rows. Operations that are not listed are not rewritten.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -28,9 +28,10 @@ from dask_image_ingest.dataset.plan.operations import (
 )
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
+from dask_image_ingest.typedefs import DataFrame
 
 
-def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
+def _sort_by_sample(frame: DataFrame, names: tuple[Any, ...]) -> Any:
     """Sort rows by shard URL and sample number of their references."""
     # The offset tells rows of references without a number; null references sort last.
     fields = [
@@ -141,7 +142,9 @@ def _is_unordered(shuffle: dx.Expr) -> bool:
     return (shuffle.method or get_default_shuffle_method()) != "tasks"
 
 
-def _rename(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _rename(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     names = expr.operand("columns")
     if not isinstance(names, Mapping):
         return None
@@ -153,7 +156,9 @@ def _rename(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecode
     return dx.RenameFrame(references, names), renamed
 
 
-def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _project(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     columns = expr.operand("columns")
     if not isinstance(columns, list):
         return None
@@ -175,7 +180,9 @@ def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecod
     return dx.Projection(references, columns), needed
 
 
-def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
+def _assign(
+    expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     decoded = {name for each in images for name in each.columns}
     keys = expr.names if isinstance(expr, AssignColumns) else expr.keys
     if not decoded.isdisjoint(keys):
@@ -188,7 +195,9 @@ def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
 
 
 # ``ddf[mask]`` and ``ddf.loc[mask]``.
-def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
+def _filter(
+    expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     decoded = {name for each in images for name in each.columns}
     try:
         mask = _replace(expr.operands[1], child, references, decoded)
@@ -197,7 +206,9 @@ def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
     return filtered(references, mask), images
 
 
-def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _change_others(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
     changed = columns_changed(expr)
     if changed is None or any(each.columns.intersection(changed) for each in images):
@@ -210,7 +221,7 @@ class _NeedsPixelsError(Exception):
 
 
 def _replace_in_all(
-    operands: Any, child: dx.Expr, references: dx.Expr, decoded: set[Any]
+    operands: Iterable[Any], child: dx.Expr, references: dx.Expr, decoded: set[Any]
 ) -> list[Any]:
     return [
         _replace(each, child, references, decoded) if isinstance(each, dx.Expr) else each
@@ -307,7 +318,7 @@ def apply_to_groups(
 
 
 def _apply_decoded(
-    frame: Any,
+    frame: DataFrame,
     *by: Any,
     images: tuple[ColumnDecode, ...],
     dask_func: Callable[..., Any],
@@ -324,7 +335,7 @@ def _apply_decoded(
 def _apply_to_decoded(
     function: Callable[..., Any],
     images: tuple[ColumnDecode, ...],
-    group: Any,
+    group: DataFrame,
     /,
     *args: Any,
     **kwargs: Any,
