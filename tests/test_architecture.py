@@ -240,3 +240,17 @@ def test_private_modules_of_dask_are_named_in_one_file():
         if is_private(source)
     }
     assert not elsewhere
+
+
+def test_few_parameters_are_typed_any():
+    typed = [ast.unparse(kind) for module in modules() for kind in parameter_types(module)]
+    assert typed.count("Any") <= 0.03 * len(typed)
+
+
+def parameter_types(module: str) -> Iterator[ast.expr]:
+    for node in ast.walk(ast.parse(modules()[module].read_text())):
+        if isinstance(node, ast.arguments):
+            several = filter(None, (node.vararg, node.kwarg))
+            for parameter in (*node.posonlyargs, *node.args, *node.kwonlyargs, *several):
+                if parameter.annotation is not None:
+                    yield parameter.annotation

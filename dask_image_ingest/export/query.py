@@ -170,7 +170,9 @@ def _shards_and_selections(expr: dx.Expr) -> Iterator[str]:
             selects = isinstance(step, dx.Partitions)
         sources = partition_sources(step) if selects else None
         if sources is not None:
-            yield repr([[(s.shard.identity, s.part, s.parts) for s in each] for each in sources])
+            yield repr(
+                [[(s.shard.identity, s.part, s.parts) for s in partition] for partition in sources]
+            )
 
 
 @dataclass(frozen=True)

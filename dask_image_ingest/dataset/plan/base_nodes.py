@@ -77,7 +77,7 @@ class _TakesAnyMask(dx.Expr):
         side_by_side = _SIDE_BY_SIDE.get(type(parent))
         if side_by_side is not None:
             sources = [partition_sources(frame, original=True) for frame in parent.args]
-            if sources[0] is not None and all(each == sources[0] for each in sources):
+            if sources[0] is not None and all(source == sources[0] for source in sources):
                 return side_by_side(*parent.operands)
         return super()._simplify_up(parent, dependents)
 
@@ -398,7 +398,7 @@ def _find_sources(expr: dx.Expr, original: bool, known: dict[str, _Sources]) -> 
         return None
     # A scalar, such as the values of ``isin``, comes from no partition.
     below = [_sources(frame, original, known) for frame in expr.dependencies() if frame.ndim]
-    return below[0] if below and all(each == below[0] for each in below) else None
+    return below[0] if below and all(source == below[0] for source in below) else None
 
 
 def shard_of_partition(expr: dx.Expr, number: int) -> str | None:

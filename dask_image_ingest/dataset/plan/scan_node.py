@@ -318,7 +318,7 @@ def fuse_with_scan(
         return None
     scanned_images = scan.dataset.schema.images
     only_one = len(scanned_images) == 1
-    if not {each.image for each in images} <= {*scanned_images} and not only_one:
+    if not {column.image for column in images} <= {*scanned_images} and not only_one:
         return None
     if not {*scanned_images}.intersection(scan.columns) or (only_one and len(images) > 1):
         return None
@@ -329,9 +329,9 @@ def fuse_with_scan(
         if not only_one and any(isinstance(node, dx.RenameFrame) for node in nodes.values()):
             return None  # of several images, only the name says which is which
         rows = ScanPlaceholder(scan._meta)
-        for each in scans:
-            same = each.columns == scan.columns
-            frame = frame.substitute(each, rows if same else dx.Projection(rows, each.columns))
+        for read in scans:
+            same = read.columns == scan.columns
+            frame = frame.substitute(read, rows if same else dx.Projection(rows, read.columns))
         steps = Steps(frame.lower_completely())
     elif not _keeps_names(scan, images):
         return None
@@ -344,8 +344,9 @@ def _keeps_names(scan: Scan, images: Sequence[ColumnDecode]) -> bool:
     """True if the decoded columns have the names that the scan gives them."""
     schema = scan.dataset.schema
     return all(
-        each.image in schema.images and each.error in (None, schema.field(each.image, "error"))
-        for each in images
+        column.image in schema.images
+        and column.error in (None, schema.field(column.image, "error"))
+        for column in images
     )
 
 
@@ -366,7 +367,7 @@ def _is_step(node: dx.Expr) -> bool:
     if isinstance(node, dx.Projection):
         return not backend_of(node.frame._meta).is_references(node._meta.dtype)
     return isinstance(node, (*ELEMENTWISE, dx.Index)) and all(
-        each.ndim == 1 for each in node.dependencies()
+        operand.ndim == 1 for operand in node.dependencies()
     )
 
 
@@ -413,14 +414,14 @@ class ReadAndDecode(Scan):
             passed_on = steps.passed_on if len(options.images) == 1 else ()
             decode = replace(decode, steps=steps.function, passed_on=passed_on)
         # The decode's options override those of the scan.
-        decodings = {each.image: each.decoding for each in decode.images}
+        decodings = {column.image: column.decoding for column in decode.images}
         if len(options.images) == 1:  # which may have been renamed since the scan
             decodings = {options.images[0].column: decode.images[0].decoding}
         options = replace(
             options,
             images=tuple(
-                replace(each, decoding=decodings.get(each.column, each.decoding))
-                for each in options.images
+                replace(member, decoding=decodings.get(member.column, member.decoding))
+                for member in options.images
             ),
             storage_options=decode.images[0].storage_options or options.storage_options,
         )

@@ -99,13 +99,13 @@ def over_references(
         return None
     if type(parent) in MOVES:
         columns = columns_used(parent)
-        if columns is None or any(each.columns.intersection(columns) for each in images):
+        if columns is None or any(column.columns.intersection(columns) for column in images):
             return None
         moved = type(parent)(references, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
             _copy_divisions(parent, moved)
         if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
-            moved = InOrder(moved, tuple(each.image for each in images))
+            moved = InOrder(moved, tuple(column.image for column in images))
         return moved, images
     rewrite = _REWRITES.get(type(parent))
     return None if rewrite is None else rewrite(parent, child, references, images)
@@ -149,10 +149,10 @@ def _rename(
     if not isinstance(names, Mapping):
         return None
     # Only in ``references``: columns whose images are not selected, but whose errors are.
-    hidden = {each.image for each in images if not each.pixels}
+    hidden = {column.image for column in images if not column.pixels}
     if hidden.intersection(names) or hidden.intersection(names.values()):
         return None
-    renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
+    renamed = tuple(column.renamed(lambda name: names.get(name, name)) for column in images)
     return dx.RenameFrame(references, names), renamed
 
 
@@ -164,17 +164,17 @@ def _project(
         return None
     needed = tuple(
         replace(
-            each,
-            error=each.error if each.error in columns else None,
-            pixels=each.pixels and each.image in columns,
+            column,
+            error=column.error if column.error in columns else None,
+            pixels=column.pixels and column.image in columns,
         )
-        for each in images
-        if each.error in columns or (each.pixels and each.image in columns)
+        for column in images
+        if column.error in columns or (column.pixels and column.image in columns)
     )
     if not needed:
         return None
     # The error of an image needs its reference, too.
-    columns = [*columns, *(each.image for each in needed if not each.pixels)]
+    columns = [*columns, *(column.image for column in needed if not column.pixels)]
     if not set(columns) <= set(references.columns):
         return None  # an error column that the decode appends: the order would differ
     return dx.Projection(references, columns), needed
@@ -183,7 +183,7 @@ def _project(
 def _assign(
     expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
 ) -> Undecoded | None:
-    decoded = {name for each in images for name in each.columns}
+    decoded = {name for column in images for name in column.columns}
     keys = expr.names if isinstance(expr, AssignColumns) else expr.keys
     if not decoded.isdisjoint(keys):
         return None
@@ -198,7 +198,7 @@ def _assign(
 def _filter(
     expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
 ) -> Undecoded | None:
-    decoded = {name for each in images for name in each.columns}
+    decoded = {name for column in images for name in column.columns}
     try:
         mask = _replace(expr.operands[1], child, references, decoded)
     except _NeedsPixelsError:
@@ -211,7 +211,7 @@ def _change_others(
 ) -> Undecoded | None:
     """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
     changed = columns_changed(expr)
-    if changed is None or any(each.columns.intersection(changed) for each in images):
+    if changed is None or any(column.columns.intersection(changed) for column in images):
         return None
     return type(expr)(references, *expr.operands[1:]), images
 
@@ -224,8 +224,8 @@ def _replace_in_all(
     operands: Iterable[Any], child: dx.Expr, references: dx.Expr, decoded: set[Any]
 ) -> list[Any]:
     return [
-        _replace(each, child, references, decoded) if isinstance(each, dx.Expr) else each
-        for each in operands
+        _replace(operand, child, references, decoded) if isinstance(operand, dx.Expr) else operand
+        for operand in operands
     ]
 
 
@@ -295,7 +295,7 @@ def apply_to_groups(
 
     None if it groups by decoded columns or by anything but names, or applies to a series.
     """
-    decoded = {name for each in images for name in each.columns}
+    decoded = {name for column in images for name in column.columns}
     names = {*child.columns, child._meta.index.name}
     if (
         apply.frame._name != child._name
