@@ -5,9 +5,7 @@ import numpy as np
 import pytest
 from simulated.decoder import Images
 from simulated.streams import prompt
-from synthetic import encode, photograph, write_shard
 
-import dask_image_ingest as dii
 from dask_image_ingest.decode.dali import tensor_list
 from dask_image_ingest.frames.cudf.pixels import DevicePixels
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import cudf
 import cupy
 import numpy as np
 import pyarrow as pa
+import rmm
 
+from dask_image_ingest.dask_internals import has_worker
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.arrow_types import bytes_of, row_values
 from dask_image_ingest.frames.backend import (
@@ -48,6 +51,10 @@ _PARTITION_SHARE = 1 / 32
 
 # Assumed memory of a GPU that can't be queried, as in dask_cudf.
 _ASSUMED_GPU_MEMORY = 8 * 2**30
+
+# Share of a GPU's memory that the pool keeps when it is unused: some partitions. DALI and a model
+# allocate theirs elsewhere.
+_KEPT_SHARE = 1 / 4
 
 _scale_and_shift = cupy.ElementwiseKernel(
     "uint8 value, float32 scale, float32 shift",
@@ -213,6 +220,22 @@ def _gpu_memory() -> int:
     return min((size for size in sizes if size), default=_ASSUMED_GPU_MEMORY)
 
 
+def use_pool() -> None:
+    """Have the current GPU's memory come from a pool of CUDA's, unless one was chosen before.
+
+    RMM's default is ``cudaMalloc`` and ``cudaFree``, and the latter waits for all work of the GPU,
+    also for that of other streams. CuPy allocates by RMM, since cuDF's import. Nothing changes in a
+    worker, which has what its cluster was given, and on a GPU without such pools.
+    """
+    if has_worker() or not gpus():
+        return
+    with suppress(RuntimeError):
+        if type(rmm.mr.get_current_device_resource()) is rmm.mr.CudaMemoryResource:
+            _, total = cupy.cuda.runtime.memGetInfo()
+            pool = rmm.mr.CudaAsyncMemoryResource(release_threshold=int(total * _KEPT_SHARE))
+            rmm.mr.set_current_device_resource(pool)
+
+
 def _attach(kind: Kind, name: str, accessor: type) -> None:
     # cuDF warns if an accessor replaces an attribute, even by itself.
     owner = cudf.DataFrame if kind == "dataframe" else cudf.Series
@@ -224,5 +247,6 @@ def _attach(kind: Kind, name: str, accessor: type) -> None:
             extensions.register_series_accessor(name)(accessor)
 
 
+use_pool()
 register()
 attach_accessors("cudf", _attach)

@@ -24,7 +24,6 @@ from simulated.counts import count
 from simulated.memory import read
 
 
-
 def arrow(value):
     """A column or scalar of the device, as Arrow."""
     return value.value if isinstance(value, Scalar) else to_arrow(value)
