@@ -306,5 +306,5 @@ def _size(size: Any, resize: str) -> tuple[int, ...] | None:
     return tuple(edges) if pair else (edges[0], edges[0])
 
 
-def _is_edge(edge: Any) -> bool:
+def _is_edge(edge: object) -> bool:
     return is_whole(edge) and 1 <= edge <= LARGEST_SIZE
