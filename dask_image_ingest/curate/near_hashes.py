@@ -23,7 +23,7 @@ import functools
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,7 +194,7 @@ def nearest(hashes: np.ndarray, others: np.ndarray, distance: int, memory: int =
     return unpack(best)
 
 
-def pack(bits: Any, rows: Any) -> Any:
+def pack(bits: int | np.ndarray, rows: np.ndarray) -> Any:
     """Distances and rows in one number, whose minimum is the nearest row."""
     return np.asarray(bits).astype(np.uint64) << _ROW_BITS | np.asarray(rows).astype(np.uint64)
 
@@ -431,7 +431,11 @@ def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _run(
-    task: Any, merge: Any, plan: TablePlan, units: Sequence[Any], *arguments: Any
+    task: Callable[..., Any],
+    merge: Callable[..., Any],
+    plan: TablePlan,
+    units: Sequence[Any],
+    *arguments: Any,
 ) -> list[Any]:
     """Results of a task for each unit of work; `_MERGED` are merged at once."""
     client = client_that_computes()
@@ -452,7 +456,13 @@ def _run(
 
 
 def _counted(
-    number: int, of: int, task: Any, plan: TablePlan, unit: Any, hashes: np.ndarray, *arguments: Any
+    number: int,
+    of: int,
+    task: Callable[..., Any],
+    plan: TablePlan,
+    unit: Any,
+    hashes: np.ndarray,
+    *arguments: Any,
 ) -> Any:
     result = task(plan, unit, hashes, *arguments)
     # Of each task a share, so that all together count each row once.

@@ -342,7 +342,7 @@ def _size(size: Any, resize: str) -> tuple[int, ...] | None:
     return tuple(edges) if pair else (edges[0], edges[0])
 
 
-def _crop_from(crop_from: Any, size: tuple[int, ...] | None, resize: str) -> int | None:
+def _crop_from(crop_from: object, size: tuple[int, ...] | None, resize: str) -> int | None:
     if crop_from is None:
         return None
     if size is None or resize != "crop":
@@ -354,5 +354,5 @@ def _crop_from(crop_from: Any, size: tuple[int, ...] | None, resize: str) -> int
     return whole_number("crop_from", crop_from, max(size), advice, most=LARGEST_SIZE)
 
 
-def _is_edge(edge: Any) -> bool:
+def _is_edge(edge: object) -> bool:
     return is_whole(edge) and 1 <= edge <= LARGEST_SIZE

@@ -242,7 +242,7 @@ class BatchPlanner:
         """Start to decode an image of a batch with Pillow."""
         self._submit(row, self.images.read(row), batch)
 
-    def _submit(self, row: int, data: Any, batch: Batch) -> None:
+    def _submit(self, row: int, data: bytes | memoryview, batch: Batch) -> None:
         batch.by_pillow[row] = decode_pool().submit(
             decode_region,
             data,
@@ -263,7 +263,7 @@ class BatchPlanner:
             batch.encoded.append(encoded if region is None else (encoded, region))
         return len(data)
 
-    def _for_dali(self, header: Header, data: Any) -> np.ndarray | None:
+    def _for_dali(self, header: Header, data: bytes | memoryview) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""
         chosen = header.format in self._dali_formats or _is_16_bit(header.format, data)
         if not chosen or header.needs_pillow:
@@ -304,7 +304,7 @@ class BatchPlanner:
         return max(in_full, resized)
 
 
-def _is_16_bit(format: str | None, data: Any) -> bool:
+def _is_16_bit(format: str | None, data: bytes | memoryview) -> bool:
     # Pillow keeps only the upper byte of 16-bit colours. A row's pixels must not depend on the
     # other rows, so DALI decodes these even if they are few.
     return format == "png" and data[24] == 16

@@ -20,6 +20,7 @@ from cykooz_resizer import (
     ResizeOptions,
     Resizer,
 )
+from numpy.typing import DTypeLike
 from PIL import Image
 
 from dask_image_ingest.decode.buffers import as_bytes
@@ -171,7 +172,7 @@ class ResizedImage:
         """Bytes of the result."""
         return prod(self.shape) * self.dtype.itemsize
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         result = np.empty(self.shape, self.dtype)
         self.write(as_bytes(result))
         return result if dtype is None else result.astype(dtype, copy=False)

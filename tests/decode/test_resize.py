@@ -172,17 +172,23 @@ def test_dali_makes_the_same_shapes(how):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", RESIZES)
-def test_dali_makes_almost_the_same_pixels(how):
-    """What a GPU resizes, by the same operators: the guide states these bounds."""
+def test_dali_makes_the_same_pixels_except_at_the_edges(how):
+    """What a GPU resizes, by the same operators: beyond an edge DALI repeats its pixels."""
     photographs = [data.astronaut(), data.chelsea(), data.coffee(), data.rocket()]
-    for edge in (64, 224, 600):
+    for edge in (24, 64, 224, 600):
         size = (edge,) if how in ("shorter", "longer") else (edge, edge)
         by_dali = resized_by_dali(photographs, resize=how, size=size, interpolation=filter)
         for image, other in zip(photographs, by_dali, strict=True):
             made = resized(image, size, how, filter)
             difference = np.abs(made.astype(int) - other)
-            assert difference.max() <= 16, edge
-            assert difference.mean() <= 0.3, edge
+            geometry = resize_geometry(*image.shape[:2], size, how)
+            # Inside the outermost pixels of the image, which padding surrounds.
+            inside = [
+                slice(max(0, -start) + 1, max(0, -start) + min(whole, result) - 1)
+                for whole, result, start in zip(*geometry, strict=True)
+            ]
+            assert difference[*inside].max() <= 2, edge
+            assert difference.mean() <= 1, edge
 
 
 def test_dali_does_not_resize_on_a_cpu():

@@ -40,7 +40,9 @@ def _apply(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _met
 def _apply_in_chunks(
     frame: Any, images: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any
 ) -> Any:
-    largest = backend_of(frame).partition_memory()
+    backend = backend_of(frame)
+    # A piece exceeds its size by less than an image, and must not exceed what a column holds.
+    largest = min(backend.partition_memory(), backend.largest_partition // 2)
     results = [function(piece, *args) for piece in decode_pieces(frame, images, largest)]
     return results[0] if len(results) == 1 else concat(results)
 

@@ -197,7 +197,7 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
     return None
 
 
-def parse_image_extensions(image: object) -> tuple[str, ...]:
+def parse_image_extensions(image: str | Iterable[Any]) -> tuple[str, ...]:
     """The argument ``image=``: extensions in order of preference, listed or joined by ``;``."""
     names = (
         image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")

@@ -41,6 +41,7 @@ from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
 from dask_image_ingest.frames.pandas_backend import stack_views
+from dask_image_ingest.typedefs import Dtype
 
 # Share of a GPU's memory for a partition, as in dask_cudf's readers.
 _PARTITION_SHARE = 1 / 32
@@ -112,14 +113,14 @@ class CudfBackend:
         new = make_frame(pa.table({**errors, image: references}), frame.index, None)
         return with_columns_of(frame, new)
 
-    def is_references(self, dtype: Any) -> bool:
+    def is_references(self, dtype: Dtype) -> bool:
         return is_references(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
         """Empty dataframe with these columns; needs no GPU."""
         return empty_frame(types)
 
-    def is_images(self, dtype: Any) -> bool:
+    def is_images(self, dtype: Dtype) -> bool:
         return is_images(dtype)
 
     def arrays(self, images: cudf.Series) -> list[cupy.ndarray | None]:
@@ -144,7 +145,7 @@ class CudfBackend:
             return None if series.null_count else series.to_cupy()
         return np.array(series.to_arrow().to_pylist(), object)
 
-    def has_rows(self, dtype: Any) -> bool:
+    def has_rows(self, dtype: Dtype) -> bool:
         return isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)) and not is_bytes_dtype(dtype)
 
     def rows(self, series: cudf.Series) -> list[Any]:
@@ -171,12 +172,12 @@ class CudfBackend:
         return int(_gpu_memory() * _PARTITION_SHARE)
 
 
-def _on_device(row: Any) -> Any:
+def _on_device(row: object) -> Any:
     is_numeric = isinstance(row, np.ndarray) and row.dtype.kind in "biuf"
     return cupy.asarray(row) if is_numeric else row
 
 
-def _no_values(dtype: Any) -> Any:
+def _no_values(dtype: Dtype) -> Any:
     """Values of a column without rows: if it has no memory, cuDF raises."""
     if isinstance(dtype, cudf.ListDtype) and not is_bytes_dtype(dtype):
         is_number = getattr(dtype.element_type, "kind", "") in ("i", "u", "f", "b")
