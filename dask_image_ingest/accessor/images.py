@@ -654,7 +654,8 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            As :meth:`iter_batches`.
+            As :meth:`iter_batches`; with ``num_workers`` for images of the cuDF backend, since
+            worker processes can't decode on the GPU: read with ``backend="pandas"``.
         MissingDependencyError
             If torch is not installed.
 

@@ -85,7 +85,7 @@ class TorchDataset(IterableDataset):
         # The process that unpickled this, with the rank and world of the one that pickled it.
         self._unpickled: tuple[int, tuple[int, int]] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._iterate(self._loops.next)
+        self._is_on_gpu = self._iterate(self._loops.next).is_on_gpu
 
     def __repr__(self) -> str:
         return f"<torch dataset of {self._iterate(self._loops.next)!r}>"
@@ -95,6 +95,8 @@ class TorchDataset(IterableDataset):
         return len(self._iterate(self._loops.next._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            self.refuse_workers()
         set_up_worker()
         self._iterations += 1
         worker, batches = get_worker_info(), self._batches
@@ -212,6 +214,20 @@ class TorchDataset(IterableDataset):
         make = cloudpickle.loads(state["_make"])
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
 
+    def refuse_workers(self) -> None:
+        """Refuse workers of a ``DataLoader`` that would decode on a GPU.
+
+        CUDA does not work in a fork of a process that has used it. Spawned workers would have a
+        context and a pool of their own each, beside those of the training.
+        """
+        if self._is_on_gpu:
+            raise ArgumentError(
+                "workers of a DataLoader can't decode on a GPU (backend='cudf'): read with "
+                "backend='pandas', and num_workers=4 decode on the CPU; or leave num_workers=0, or "
+                "iterate over images.iter_batches(), which decodes on the GPU of this process "
+                "while the model trains"
+            )
+
     def refuse_division(self) -> None:
         """Refuse that accelerate divides batches among ranks, of which each has its part."""
         if self.world > 1:
@@ -309,7 +325,9 @@ def make_dataloader(
 ) -> BatchLoader:
     """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes."""
     loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
-    if not loader.num_workers:
+    if loader.num_workers:
+        loader.dataset.refuse_workers()
+    else:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader
 

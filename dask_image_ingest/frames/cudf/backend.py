@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -14,6 +15,7 @@ import rmm
 
 from dask_image_ingest.dask_internals import has_worker
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames.arrow_types import bytes_of, row_values
 from dask_image_ingest.frames.backend import (
     Kind,
@@ -56,12 +58,35 @@ _ASSUMED_GPU_MEMORY = 8 * 2**30
 # allocate theirs elsewhere.
 _KEPT_SHARE = 1 / 4
 
+# Variables by which CuPy and cuDF take a default stream for each thread.
+_PER_THREAD_STREAMS = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDF_PER_THREAD_STREAM")
+
 _scale_and_shift = cupy.ElementwiseKernel(
     "uint8 value, float32 scale, float32 shift",
     "float32 result",
     "result = value * scale + shift",
     "scale_and_shift",
 )
+
+
+def refuse_per_thread_streams() -> None:
+    """Raise if libraries use a default stream for each thread.
+
+    Frames go from thread to thread (of a loader, of Dask, of a warm-up), in the order of the one
+    default stream. Streams of threads have no order among them.
+
+    Raises
+    ------
+    ArgumentError
+        If CuPy or cuDF has been told so by its variable.
+    """
+    on = [name for name in _PER_THREAD_STREAMS if os.environ.get(name, "0") not in ("", "0")]
+    if on:
+        raise ArgumentError(
+            f"{' and '.join(on)}: with a default stream for each thread, a thread would use pixels "
+            "that another one has yet to write. Unset it in the environment of this process and of "
+            "the workers, or pass backend='pandas'"
+        )
 
 
 class CudfBackend:
@@ -71,6 +96,9 @@ class CudfBackend:
     device: Literal["gpu"] = "gpu"
     largest_partition = LARGEST_PARTITION
     numpy = cupy
+
+    def __init__(self) -> None:
+        refuse_per_thread_streams()
 
     def holds(self, type_: pa.DataType) -> bool:
         return supports(type_)

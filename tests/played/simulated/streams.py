@@ -143,4 +143,3 @@ def prompt(stream):
         yield
     finally:
         stream.prompt = False
-
