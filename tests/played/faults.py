@@ -6,8 +6,6 @@ is freed too early, of a kernel. ``make gpu-faults`` runs this; it fails if one 
     python tests/played/faults.py [words of a fault]
 """
 
-# ruff: noqa: T201 - a command line tool
-
 from __future__ import annotations
 
 import os
@@ -103,7 +101,8 @@ FAULTS = (
         "threads add up before all have counted",
         PIXELS,
         {
-            "    __syncthreads();\n    for (int k = threadIdx.x; k": "    for (int k = threadIdx.x; k"
+            "    __syncthreads();\n    for (int k = threadIdx.x; k < channels * 256; k += blockDim.x)\n"
+            "        if": "    for (int k = threadIdx.x; k < channels * 256; k += blockDim.x)\n        if"
         },
     ),
     Fault("each block counts all", PIXELS, {"(long long)blockIdx.x * blockDim.x + ": ""}),

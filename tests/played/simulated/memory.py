@@ -151,3 +151,18 @@ def copy_ptr_to_host(ptr, host, stream=None):
     to = np.frombuffer(host, np.uint8)
     to[:] = read(ptr, len(to))
     to_host(len(to))
+
+
+class Pool:
+    """RMM's resource of a pool of CUDA's."""
+
+    def __init__(self, initial_pool_size=None, release_threshold=None):
+        self.release_threshold = release_threshold
+
+
+def install_resources(mr):
+    """Have RMM's resource of the current device be one that was set, at first its own default."""
+    current = [mr.CudaMemoryResource()]
+    mr.CudaAsyncMemoryResource = Pool
+    mr.get_current_device_resource = lambda: current[-1]
+    mr.set_current_device_resource = current.append

@@ -15,6 +15,7 @@ def install():
 
     rmm.DeviceBuffer = memory.DeviceBuffer
     rmm.pylibrmm.device_buffer.copy_ptr_to_host = memory.copy_ptr_to_host
+    memory.install_resources(rmm.mr)
 
     import cudf
     from cudf.core.buffer.spillable_buffer import SpillableBufferOwner
