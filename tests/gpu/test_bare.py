@@ -74,6 +74,7 @@ def test_a_head_over_embeddings_gives_what_it_gives_on_the_host():
     np.testing.assert_allclose(head(cupy.asarray(vectors)).get(), head(vectors), rtol=1e-5)
 
 
+@pytest.mark.card
 def test_torch_shares_the_memory_of_a_batch():
     torch = pytest.importorskip("torch")
     batch = cupy.asarray(np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3))
