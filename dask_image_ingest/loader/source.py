@@ -141,7 +141,7 @@ class FrameSource:
     def check_process(self) -> None:
         """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         return 1
 
@@ -310,9 +310,9 @@ class LazySource(FrameSource):
             is_reader = self._reader == threading.get_ident()
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         if self._client is None:
-            return super().prefetch()
+            return super().default_prefetch()
         if self._backend.device == "gpu":
             # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
             return _EXTRA_PARTITIONS
