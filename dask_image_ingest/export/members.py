@@ -40,6 +40,7 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
+from dask_image_ingest.typedefs import DataFrame
 
 
 @dataclass(frozen=True)
@@ -102,7 +103,7 @@ class ColumnMember:
             for name in self.needs
         )
 
-    def encode(self, frame: Any) -> Any:
+    def encode(self, frame: DataFrame) -> Any:
         """Encode the pixels of the column; a series of files."""
         assert self.pixels is not None
         settings: dict[str, Any] = {"quality": self.pixels.quality}
@@ -185,7 +186,7 @@ class Members:
 
 
 def parse_members(
-    members: Any,
+    members: str | Sequence[Any] | Mapping[str, Any],
     columns: Sequence[str],
     images: Mapping[str, ImageOrigin],
     references: Sequence[str],
@@ -320,7 +321,7 @@ def _pixel_member(extension: str, encode: Encode, origin: ImageOrigin) -> Column
     return ColumnMember(extension, column, encode, is_main)
 
 
-def _extension(text: Any) -> str:
+def _extension(text: object) -> str:
     extension = text.strip().lstrip(".").lower() if isinstance(text, str) else ""
     if not extension or any(sign in extension for sign in ",;/") or not extension.isprintable():
         raise ArgumentError(
@@ -462,7 +463,7 @@ def _replaced(type_: pa.DataType, float_: pa.DataType) -> pa.DataType:
 _string = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """A value, as Arrow gives it, as JSON."""
     if value is None:
         return "null"
@@ -484,7 +485,7 @@ def _json(value: Any) -> str:
     return f'"{_text(value)}"'
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value as text outside of JSON."""
     if isinstance(value, (date, time, timedelta)):
         return _iso(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
+from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -40,7 +41,7 @@ def converter(format: Format, backend: Backend) -> Convert:
             "build that fits this machine"
         ) from error
 
-    def converted(array: Any) -> Any:
+    def converted(array: Array) -> Any:
         if array.dtype.kind in "mM":
             host = backend.host(array)
             array = pd.Series(host.ravel()).astype(object).to_numpy().reshape(host.shape)
@@ -119,7 +120,7 @@ class Normalize(NamedTuple):
         return backend.normalized(images, self.scale, self.shift)
 
 
-def parse_normalize(normalize: Any) -> Normalize | None:
+def parse_normalize(normalize: Iterable[Any] | None) -> Normalize | None:
     """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None
@@ -154,7 +155,7 @@ class BatchRows:
     def __len__(self) -> int:
         return self.count
 
-    def take(self, rows: Any) -> BatchRows:
+    def take(self, rows: range | np.ndarray) -> BatchRows:
         """Select rows by number; of a range, columns are views too."""
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         images = {name: [arrays[row] for row in rows] for name, arrays in self.images.items()}
@@ -187,7 +188,7 @@ class BatchRows:
 
 
 def rows_of(
-    frame: Any, image: str | None, backend: Backend, meta: Any
+    frame: DataFrame, image: str | None, backend: Backend, meta: DataFrame
 ) -> tuple[BatchRows, np.ndarray]:
     """The rows of a partition that have an image in every image column, and their numbers.
 
@@ -264,7 +265,7 @@ def rows_in_order(
     return joined.take(joined_place[order[here]]), here
 
 
-def _column(series: Any, dtype: Any, backend: Backend) -> Any:
+def _column(series: Series, dtype: Dtype, backend: Backend) -> Any:
     """A column in the form that its declared dtype has in each batch.
 
     That is an array of one dtype, or a list of rows for lists, structs and Python objects.
@@ -291,7 +292,7 @@ def _column(series: Any, dtype: Any, backend: Backend) -> Any:
         raise _nulls(series, dtype, "a list of ") from None
 
 
-def _nulls(series: Any, dtype: Any, of: str = "") -> ArgumentError:
+def _nulls(series: Series, dtype: Dtype, of: str = "") -> ArgumentError:
     name = series.name
     return ArgumentError(
         f"iter_batches: {of}column {name!r} has nulls, and {dtype} has no value for these: drop "
@@ -300,7 +301,7 @@ def _nulls(series: Any, dtype: Any, of: str = "") -> ArgumentError:
     )
 
 
-def _undeclared(series: Any, dtype: Any) -> ArgumentError:
+def _undeclared(series: Series, dtype: Dtype) -> ArgumentError:
     name, first = series.name, series.iloc[[0]].tolist()[0]
     return ArgumentError(
         f"iter_batches: column {name!r} is declared as {dtype}, and has {shown(first)} of "
@@ -309,7 +310,7 @@ def _undeclared(series: Any, dtype: Any) -> ArgumentError:
     )
 
 
-def as_pandas(column: Any) -> pd.Series:
+def as_pandas(column: Series) -> pd.Series:
     """A column in memory as a pandas series."""
     series: pd.Series = column if isinstance(column, pd.Series) else column.to_pandas()
     return series

@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.context import get_spawning_popen
 from multiprocessing.reduction import DupFd
 from typing import Any, NamedTuple
@@ -63,7 +63,11 @@ class TorchDataset(IterableDataset):
     """
 
     def __init__(
-        self, make: MakeBatches, start: Any, share: Share | None = None, goes_on: bool = False
+        self,
+        make: MakeBatches,
+        start: int | Sequence[Any],
+        share: Share | None = None,
+        goes_on: bool = False,
     ) -> None:
         self._make = make
         self._loops = Loops(parse_start(start))
@@ -81,7 +85,7 @@ class TorchDataset(IterableDataset):
         # The process that unpickled this, with the rank and world of the one that pickled it.
         self._unpickled: tuple[int, tuple[int, int]] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._batches_of(self._loops.next)
+        self._is_on_gpu = self._batches_of(self._loops.next).is_on_gpu
 
     def __repr__(self) -> str:
         return f"<torch dataset of {self._batches_of(self._loops.next)!r}>"
@@ -91,6 +95,8 @@ class TorchDataset(IterableDataset):
         return len(self._batches_of(self._loops.next._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
+        if get_worker_info() is not None:
+            self.refuse_workers()
         set_up_worker()
         self._begun += 1
         worker, batches = get_worker_info(), self._batches
@@ -208,6 +214,20 @@ class TorchDataset(IterableDataset):
         make = cloudpickle.loads(state["_make"])
         self.__dict__ = state | {"_make": make, "_unpickled": (os.getpid(), rank)}
 
+    def refuse_workers(self) -> None:
+        """Refuse workers of a ``DataLoader`` that would decode on a GPU.
+
+        CUDA does not work in a fork of a process that has used it. Spawned workers would have a
+        context and a pool of their own each, beside those of the training.
+        """
+        if self._is_on_gpu:
+            raise ArgumentError(
+                "workers of a DataLoader can't decode on a GPU (backend='cudf'): read with "
+                "backend='pandas', and num_workers=4 decode on the CPU; or leave num_workers=0, or "
+                "iterate over images.iter_batches(), which decodes on the GPU of this process "
+                "while the model trains"
+            )
+
     def refuse_division(self) -> None:
         """Refuse that accelerate divides batches among ranks, of which each has its part."""
         if self.world > 1:
@@ -286,18 +306,28 @@ class _Epochs:
         return itertools.repeat(None)
 
 
-def make_dataset(make: MakeBatches, start: Any, shard: Any, goes_on: bool = False) -> TorchDataset:
+def make_dataset(
+    make: MakeBatches,
+    start: int | Sequence[Any],
+    shard: tuple[int, int] | str | None,
+    goes_on: bool = False,
+) -> TorchDataset:
     """Create a dataset for the part ``shard=`` of the batches that ``make`` makes."""
     share = None if isinstance(shard, str) and shard == "auto" else parse_shard(shard, "torch")
     return TorchDataset(make, start, share, goes_on)
 
 
 def make_dataloader(
-    make: MakeBatches, start: Any, shard: Any, options: dict[str, Any]
+    make: MakeBatches,
+    start: int | Sequence[Any],
+    shard: tuple[int, int] | str | None,
+    options: dict[str, Any],
 ) -> BatchLoader:
     """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes."""
     loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
-    if not loader.num_workers:
+    if loader.num_workers:
+        loader.dataset.refuse_workers()
+    else:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader
 

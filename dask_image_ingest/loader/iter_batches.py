@@ -56,8 +56,10 @@ from dask_image_ingest.loader.source import (
 )
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
-# of a DataLoader, of which each has its own, take half as many.
+# of a DataLoader, of which each has its own, take half as many. A GPU takes several batches, so
+# that it decodes one while the host prepares the next.
 _PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
+_GPU_BATCHES = 4
 
 # Of a server, images of so many times the steps done so far are fetched ahead, until these are all
 # of a chunk: the first step waits for its own images alone.
@@ -249,6 +251,11 @@ class Batches:
         """
         steps = whole_number("steps", steps, 0, "pass the number of batches")
         return self._position_at(self._plan.after(self._first_row, steps))
+
+    @property
+    def is_on_gpu(self) -> bool:
+        """True if images are decoded on a GPU, or lie there."""
+        return self._backend.device == "gpu"
 
     @property
     def is_at_end(self) -> bool:
@@ -536,6 +543,8 @@ class Batches:
             for source, reader in zip(self._sources, readers, strict=True)
         )
         rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
+        if self.is_on_gpu:
+            rows *= _GPU_BATCHES
         return max(1, int(rows // self._size))
 
 

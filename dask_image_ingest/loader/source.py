@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
 from dask.system import CPU_COUNT
+from dask.typing import Key
 from distributed import Client, Worker, secede, wait
 from distributed import Future as RemoteFuture
 from distributed.scheduler import KilledWorker
@@ -29,7 +30,7 @@ from distributed.utils import offload
 
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
-from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dask_internals import FrameBase, convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
@@ -63,6 +64,7 @@ from dask_image_ingest.loader.batch_format import (
 )
 from dask_image_ingest.loader.position import worker_of_loader
 from dask_image_ingest.loader.sampling import ColumnOf
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -104,7 +106,7 @@ class FrameSource:
 
     def __init__(
         self,
-        frame: Any,
+        frame: AnyFrame,
         image: str | None,
         shape: ImageShape | None = None,
         column: ColumnOf | None = None,
@@ -219,7 +221,7 @@ class LazySource(FrameSource):
 
     def __init__(
         self,
-        frame: Any,
+        frame: AnyFrame,
         image: str | None,
         shape: ImageShape | None = None,
         column: ColumnOf | None = None,
@@ -502,7 +504,7 @@ class ReferenceSource(LazySource):
         return result
 
     def _submit(
-        self, decode: Callable[..., Any], rows: Any, draws: np.ndarray | None
+        self, decode: Callable[..., Any], rows: DataFrame, draws: np.ndarray | None
     ) -> RemoteFuture:
         assert self._client is not None
         future = self._client.submit(decode, rows, draws, pure=False)
@@ -517,25 +519,25 @@ def _gather(parts: Sequence[tuple[PendingPartition, np.ndarray]], order: np.ndar
 
 
 def lazy_source(
-    frame: Any, columns: list[str], image: str | None, shape: ImageShape | None
+    frame: FrameBase, columns: list[str], image: str | None, shape: ImageShape | None
 ) -> LazySource:
     """Source of some columns of a dask dataframe."""
     column = functools.partial(_column, frame, columns)
     return LazySource(_numbered(frame, columns, columns), image, shape, column)
 
 
-def _column(frame: Any, columns: list[str], name: str) -> pd.Series:
+def _column(frame: FrameBase, columns: list[str], name: str) -> pd.Series:
     """A column of all rows that the source of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
     threads = CPU_COUNT if worker_of_loader() is None else 1
     return as_pandas(_computed(rows[name], client_that_computes(), threads))
 
 
-def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
+def _numbered(frame: FrameBase, columns: list[str], names: list[str]) -> Any:
     return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
 
 
-def _computed(collection: Any, client: Client | None, threads: int = 1) -> Any:
+def _computed(collection: FrameBase, client: Client | None, threads: int = 1) -> Any:
     """Compute on a cluster, or here: not on Dask's threads, which a fork does not have."""
     with dask.config.set(_NUMBERED):
         if client is not None or threads == 1:
@@ -544,11 +546,11 @@ def _computed(collection: Any, client: Client | None, threads: int = 1) -> Any:
             return collection.compute(scheduler="threads", pool=pool)
 
 
-def _length(frame: Any) -> pd.Series:
+def _length(frame: DataFrame) -> pd.Series:
     return pd.Series([len(frame)])
 
 
-def _row_bytes(images: Any) -> pd.Series:
+def _row_bytes(images: DataFrame) -> pd.Series:
     arrays = backend_of(images).arrays
     nbytes = sum(
         array.nbytes for name in images for array in arrays(images[name]) if array is not None
@@ -583,7 +585,7 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
     return value
 
 
-def check_count(frame: Any, counted: int, describe: Callable[[], str]) -> Any:
+def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> Any:
     """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
         _versioned.clear()
@@ -637,7 +639,7 @@ def map_remote(future: RemoteFuture) -> Any:
     return None
 
 
-def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
+def _export_mapping(key: Key, machine: str, dask_worker: Worker) -> _Mapping | None:
     """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
     if not machine or machine != this_machine() or key not in dask_worker.data:
         return None
