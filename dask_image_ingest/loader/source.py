@@ -143,7 +143,7 @@ class FrameSource:
     def check_process(self) -> None:
         """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         return 1
 
@@ -314,12 +314,12 @@ class LazySource(FrameSource):
             is_reader = self._reader == threading.get_ident()
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         if self._backend.device == "gpu":
             # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
             return _EXTRA_PARTITIONS
         if self._client is None:
-            return super().prefetch()
+            return super().default_prefetch()
         threads: int = sum(self._client.nthreads().values())
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
