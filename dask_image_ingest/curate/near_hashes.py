@@ -406,7 +406,7 @@ def nearest_matches(
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
-        crowded = [_often([each[side] for each in results], plan) for side in (2, 3)]
+        crowded = [_often([result[side] for result in results], plan) for side in (2, 3)]
         is_final = len(crowded[0]) * len(crowded[1]) > len(numbers) * len(rows) // 4
         numbers, rows = numbers[crowded[0]], rows[crowded[1]]
     return best
@@ -545,12 +545,12 @@ def _matches_of_table(
 def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     query, packed, *crowds = zip(*results, strict=True)
     nearest = _nearest_of_each(list(zip(query, packed, strict=True)))
-    return (*nearest, *(np.concatenate(each) for each in crowds))
+    return (*nearest, *(np.concatenate(parts) for parts in crowds))
 
 
 def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Queries, without repetitions, and the nearest that ``matches`` have for each, packed."""
-    query, packed = (np.concatenate(each) for each in zip(*matches, strict=True))
+    query, packed = (np.concatenate(parts) for parts in zip(*matches, strict=True))
     order = np.lexsort((packed, query))
     query = query[order]
     is_first = np.ones(len(query), bool)

@@ -38,6 +38,7 @@ from dask_image_ingest.decode import (
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_pipes_allowed
+from dask_image_ingest.typedefs import DataFrame
 
 # A dataframe of Dask, pandas or cuDF.
 Frame = TypeVar("Frame", bound=Any)
@@ -156,14 +157,16 @@ def decode_images(
     return new_collection(Decode(rows, images, error_filter(errors)))
 
 
-def _error_column(image: str, meta: Any) -> str:
+def _error_column(image: str, meta: DataFrame) -> str:
     """The name of an image column's error column: ``error`` if free, and it is the only image."""
     others = {*image_columns(meta), *reference_columns(meta)} - {image}
     only_one = not others and "error" not in meta.columns
     return "error" if only_one else image_field(image, "error")
 
 
-def _parse_image(image: Any, references: list[str]) -> tuple[list[str], str, str | None]:
+def _parse_image(
+    image: str | Sequence[str] | Mapping[str, str] | None, references: list[str]
+) -> tuple[list[str], str, str | None]:
     """The argument ``image=``: columns of references to decode; else a new column, and its source.
 
     The source is a column of encoded images; None for locations.
@@ -189,7 +192,7 @@ def _parse_image(image: Any, references: list[str]) -> tuple[list[str], str, str
     return [], names[0], names[0]
 
 
-def _check_locations(meta: Any) -> None:
+def _check_locations(meta: DataFrame) -> None:
     missing = [name for name in LOCATION_COLUMNS if name not in meta.columns]
     if missing:
         raise ArgumentError(

@@ -190,7 +190,7 @@ def read_parquet_images(
     return new_collection(read_of(dataset, selected, predicate, decode))
 
 
-def _parse_column(name: Any) -> tuple[str, ...]:
+def _parse_column(name: object) -> tuple[str, ...]:
     if not isinstance(name, str):
         raise ArgumentError(f"{shown(name)} is not the name of a column of encoded images")
     return (name,)

@@ -72,7 +72,7 @@ from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 def read_webdataset_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence[Any] | None = None,
+    filters: Sequence[Any] | Predicate | None = None,
     *,
     image: ImageChoice = IMAGE_EXTENSIONS,
     members: str | Mapping[str, Any] = "infer",
@@ -397,7 +397,10 @@ def filter_rows(frame: ImageDataFrame, predicate: Predicate) -> ImageDataFrame:
 
 
 def asked_for(
-    schema: Schema, columns: Sequence[str] | None, filters: Any, decode: bool
+    schema: Schema,
+    columns: Sequence[str] | None,
+    filters: Sequence[Any] | Predicate | None,
+    decode: bool,
 ) -> tuple[list[str] | None, Predicate | None]:
     """The arguments ``columns=``, None for all, and ``filters=``."""
     types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}

@@ -79,7 +79,7 @@ NO_GPU_HERE = (
 )
 
 
-def checked_backend(backend: str | None, errors: Any, decode: Any) -> Backend:
+def checked_backend(backend: str | None, errors: object, decode: object) -> Backend:
     """Check arguments that all reads share, and choose the backend.
 
     Raises
@@ -215,7 +215,7 @@ def _warn_of_masks(image: ImageChoice, mode: Mode) -> None:
             )
 
 
-def parse_max_member_bytes(value: Any) -> int:
+def parse_max_member_bytes(value: object) -> int:
     """The argument ``max_member_bytes=``."""
     if value is None:
         return LARGEST_VALUE

@@ -141,7 +141,7 @@ class TableSchema(Schema):
         types |= dict.fromkeys(self.order, IMAGE)
         types |= {column.column: column.type for column in self.sidecar}
         for image in self.images:
-            for name in ("error", "nbytes", "format", "height", "width", "channels"):
+            for name in ("error", "nbytes", *HEADERS):
                 types.setdefault(self.field(image, name), METADATA_COLUMNS[name])
         return types
 
