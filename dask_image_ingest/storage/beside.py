@@ -29,7 +29,10 @@ def by_folder(shards: Iterable[Shard]) -> list[tuple[str, list[Shard]]]:
     folders: dict[str, tuple[str, list[Shard]]] = {}
     for shard in shards:
         if not is_pipe(shard.url):
-            first = (folder_of(shard.url)[0], [])  # by which the folder is listed
+            first: tuple[str, list[Shard]] = (
+                folder_of(shard.url)[0],
+                [],
+            )  # by which the folder is listed
             folders.setdefault(listed_folder(shard.url), first)[1].append(shard)
     return [*folders.values()]
 
