@@ -12,11 +12,18 @@ from dask_image_ingest.storage.fsspec_files import (
     list_folder,
     look_up,
     shard_of,
-    translate_errors,
 )
 from dask_image_ingest.storage.listing import find_local_file
 from dask_image_ingest.storage.patterns import without_suffix
-from dask_image_ingest.storage.shard import Shard, folder_of, inside, is_web, local_path, split_url
+from dask_image_ingest.storage.shard import (
+    Shard,
+    folder_of,
+    inside,
+    is_web,
+    local_path,
+    split_url,
+    translate_errors,
+)
 from dask_image_ingest.storage.streams import is_pipe
 from dask_image_ingest.url_secrets import is_signed
 

@@ -1,9 +1,12 @@
-"""Readers of shards: bytes-like objects that read on slicing."""
+"""Readers of shards: bytes-like objects that read on slicing; the threads that read ahead."""
 
 from __future__ import annotations
 
 import io
+import os
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeAlias
 
 from dask_image_ingest.storage.shard import Shard
@@ -149,3 +152,25 @@ class ReaderFile(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+_pools_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def request_threads(connections: int) -> ThreadPoolExecutor:
+    """The pool of that many threads, shared by all open shards of this process."""
+    with _pools_lock:
+        if connections not in _pools:
+            _pools[connections] = ThreadPoolExecutor(connections, "image-ingest-remote")
+        return _pools[connections]
+
+
+def _reset_pools() -> None:
+    """Start anew in a forked process: it has no threads, and the lock may be held for ever."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_reset_pools)

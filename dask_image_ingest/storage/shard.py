@@ -1,19 +1,23 @@
-"""A shard: its URL, its size and its version."""
+"""A shard: its URL, its size and its version; the errors of its storage."""
 
 from __future__ import annotations
 
 import os
 import re
+import socket
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 from urllib.parse import quote
 
 import fsspec
 import numpy as np
 from fsspec.registry import known_implementations
 
-from dask_image_ingest.errors import ArgumentError, ShardError
-from dask_image_ingest.url_secrets import UrlHolder, url_identity
+from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
+from dask_image_ingest.url_secrets import UrlHolder, error_text, url_identity
+
+Result = TypeVar("Result")
 
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
@@ -207,3 +211,33 @@ def _version(shard: Shard) -> str:
     if local_path(shard.url) is not None and shard.version.isdecimal():
         version = f"modified {np.datetime64(int(shard.version), 'ns')} UTC"
     return f"{shard.size:,} bytes, {version}"
+
+
+# Errors if no server answers, or if its name does not resolve.
+_UNREACHED = (ConnectionError, socket.gaierror)
+
+
+def translate_errors(url: str, read: Callable[..., Result], *args: object, **kw: object) -> Result:
+    """Call ``read``; translate its errors into a ``ShardError`` that names the shard."""
+    try:
+        return read(*args, **kw)
+    except MemoryError:
+        raise
+    except Exception as error:  # each remote file system has exceptions of its own
+        reason = reason_of(error)
+        if isinstance(reason, FileNotFoundError):
+            raise ShardNotFoundError(f"{url} is not found") from error
+        unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
+        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
+        raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
+
+
+def reason_of(error: BaseException) -> BaseException:
+    """The error, or its cause: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or cause is None:
+        return error
+    is_failure = isinstance(cause, (OSError, TypeError, ValueError)) and not isinstance(
+        cause, FileNotFoundError
+    )
+    return cause if is_failure or getattr(cause, "status", 404) not in (404, 410) else error

@@ -10,6 +10,7 @@ import cupy
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.client import workers
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.frames.arrow_types import bytes_of, row_values
 from dask_image_ingest.frames.backend import (
@@ -18,7 +19,6 @@ from dask_image_ingest.frames.backend import (
     attach_accessors,
     gpus,
     require_gpu,
-    workers,
 )
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
