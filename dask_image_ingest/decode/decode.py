@@ -23,6 +23,7 @@ from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet, de
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
+from dask_image_ingest.typedefs import ImageBatch
 
 
 def decode(
@@ -155,7 +156,11 @@ def _dali_outputs(
 
 
 def _with_pillow(
-    batch: Batch, images: Any, schedule: BatchPlanner, errors: list[str | None], dali: DecoderSet
+    batch: Batch,
+    images: ImageBatch,
+    schedule: BatchPlanner,
+    errors: list[str | None],
+    dali: DecoderSet,
 ) -> tuple[list[int], Any]:
     """Add Pillow's images to DALI's, and record errors.
 
@@ -181,7 +186,7 @@ def _with_pillow(
     return rows, [by_row[row] for row in rows]
 
 
-def _shapes(images: Any) -> Any:
+def _shapes(images: ImageBatch) -> Any:
     if not isinstance(images, list):
         return images.shape()
     return np.array([_shape(image) for image in images], np.int32).reshape(-1, 3)
@@ -208,12 +213,11 @@ def _pillow_outputs(
     if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
         return arrays
     items: list[Item] = list(arrays.values())
-    if decoding.augment is not None:
-        mirrored = [batch.regions[row].mirrored for row in arrays]
+    if decoding.takes_regions:
         items = [
             # DALI takes no views.
-            (np.ascontiguousarray(array), Region(0, 0, array.shape[0], array.shape[1], flip))
-            for array, flip in zip(arrays.values(), mirrored, strict=True)
+            (np.ascontiguousarray(array), Region.whole(array, batch.regions[row].mirrored))
+            for row, array in arrays.items()
         ]
     return dict(zip(arrays, dali.resize(items), strict=True))
 
@@ -229,25 +233,25 @@ def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPl
     return tuple(shape[:2]) == (expected.height, expected.width)
 
 
-def _resized(images: Any, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
+def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
     """The images of a batch, to be resized when they are written to the buffer."""
-    assert decoding.size is not None
-    resized = [
-        image
-        if isinstance(image, ResizedImage)
-        else ResizedImage(
-            image,
-            decoding.size,
-            decoding.resize,
-            nearest=decoding.nearest,
-            mirrored=row in batch.regions and batch.regions[row].mirrored,
+    resized = []
+    for row, image in zip(rows, images, strict=True):
+        if isinstance(image, ResizedImage):
+            resized.append(image)
+            continue
+        pixels, region = np.asarray(image), batch.regions.get(row)
+        geometry = decoding.geometry(*pixels.shape[:2])
+        mirrored = region is not None and region.mirrored
+        # Random pixels need not be those of another library.
+        exact = region is None
+        resized.append(
+            ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )
-        for row, image in zip(rows, images, strict=True)
-    ]
     return resized if decoding.device == "cpu" else [np.asarray(image) for image in resized]
 
 
-def _materialized(images: Any) -> Any:
+def _materialized(images: ImageBatch) -> Any:
     """The images of a batch for a transform: DALI's, or all as arrays."""
     if not isinstance(images, list):
         return images

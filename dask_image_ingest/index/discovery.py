@@ -304,7 +304,7 @@ def _in_folder(folder: str, storage_options: dict[str, Any] | None) -> Collectio
         ) from error
 
 
-def parse_index(index: Any) -> Literal["auto"] | bool | str:
+def parse_index(index: object) -> Literal["auto"] | bool | str:
     """Check the argument ``index=``; expand a local folder.
 
     Raises

@@ -336,7 +336,7 @@ def _output(folder: str, storage_options: dict[str, Any] | None) -> OutputStore:
     return open_output(inside(folder, ""), INDEX_ADVICE, storage_options)
 
 
-def _folder(folder: Any) -> str | None:
+def _folder(folder: str | os.PathLike[str] | None) -> str | None:
     if folder is None:
         return None
     return open_output(path_text("folder", folder), INDEX_ADVICE, None).url

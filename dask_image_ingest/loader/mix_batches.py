@@ -127,7 +127,7 @@ def _mixed(
     return Batches(sources, schedule=dataclasses.replace(schedule, epoch=epoch), **options)
 
 
-def _normalize_weights(weights: Any, count: int) -> np.ndarray:
+def _normalize_weights(weights: object, count: int) -> np.ndarray:
     if weights is None:
         return np.full(count, 1 / count)
     try:

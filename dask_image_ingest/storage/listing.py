@@ -237,7 +237,7 @@ def _told(left_out: LeftOut, only: str) -> str:
     )
 
 
-def _as_patterns(paths: Any) -> list[str]:
+def _as_patterns(paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]]) -> list[str]:
     if isinstance(paths, (str, os.PathLike)):
         paths = [paths]
     try:

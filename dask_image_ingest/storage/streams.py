@@ -209,7 +209,9 @@ def refuse_pipes(url: str, storage_options: dict[str, Any] | None) -> None:
         )
 
 
-def with_pipes_allowed(storage_options: dict[str, Any] | None, allow: Any) -> dict[str, Any] | None:
+def with_pipes_allowed(
+    storage_options: dict[str, Any] | None, allow: object
+) -> dict[str, Any] | None:
     """The storage options plus the argument ``allow_pipes=``."""
     check_flag("allow_pipes", allow)
     allowed = {**(storage_options or {}), _ALLOWED: True}

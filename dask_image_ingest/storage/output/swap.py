@@ -55,7 +55,7 @@ def refuse_sources(
     written = tuple(written)
     folders: dict[str, str] = {}
     targets = set().union(*(identities(url, folders) for url in written))
-    whole = [] if folder is None else [start_of(each) for each in identities(folder)]
+    whole = [] if folder is None else [start_of(identity) for identity in identities(folder)]
     for source in sorted(sources):
         for kind, host, path in identities(source, folders):
             if (kind, host, path) in targets:
