@@ -28,9 +28,8 @@ from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
 from PIL import Image
 
-from dask_image_ingest.client import MarkSuspects, check_client, workers_of
+from dask_image_ingest.client import MarkSuspects, check_client, environment, versions, workers_of
 from dask_image_ingest.decode import DecodeSpec, decode_one
-from dask_image_ingest.environment import environment, versions
 from dask_image_ingest.errors import (
     ArgumentError,
     MissingDependencyError,

@@ -29,16 +29,16 @@ from dask_image_ingest.dataset.plan.base_nodes import (
 from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, ROW_WISE, as_predicate
 from dask_image_ingest.dataset.predicates import Predicate, all_of, columns_of
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.decode_rows import (
+from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
+from dask_image_ingest.dataset.scan.rows import (
     ColumnDecode,
     ErrorFilter,
     FusedDecode,
     decoded_meta,
 )
-from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
-from dask_image_ingest.frames import REFERENCE, backend_of
+from dask_image_ingest.frames import REFERENCE, backend_of, get_backend
 from dask_image_ingest.storage import Search, Shard
 from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import without_secrets
@@ -103,7 +103,7 @@ class Dataset:
     def meta(self) -> Any:
         """An empty frame, with references in place of images."""
         types = {**self.schema.types, **dict.fromkeys(self.schema.images, REFERENCE)}
-        return self.options.get_backend().meta(types)
+        return get_backend(self.options.backend).meta(types)
 
 
 class Scan(TakesFilters, Read):
@@ -162,7 +162,7 @@ class Scan(TakesFilters, Read):
         """The specification of each task."""
         dataset = self.dataset
         filters = self.operand("filters")
-        used = {*self.scanned, *columns_of(filters)}
+        used = {*self.scanned, *(columns_of(filters) if filters else ())}
         # A user who named members or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
@@ -171,8 +171,8 @@ class Scan(TakesFilters, Read):
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
-            member_columns=dataset.schema.select(used),
-            sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
+            member_columns=tuple(m for m in dataset.schema.member_columns if m.column in used),
+            sidecar=tuple(c for c in dataset.schema.sidecar if c.column in {*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
         )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dask
+import dask.dataframe as dd
 import numpy as np
 from dask.dataframe.dispatch import concat
 from distributed import Client
@@ -28,8 +29,7 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.references.moves import GroupsOfReferences
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 from dask_image_ingest.typedefs import DataFrame
@@ -89,27 +89,6 @@ class _ChunkedMapOfReferences(ChunkedMap):
         return None
 
 
-class SplitPartitions(dx.Expr):
-    """Splits partitions: output partition i is one slice (partition, start, end) of ``frame``."""
-
-    _parameters: ClassVar = ["frame", "slices"]
-    slices: tuple[tuple[int, int, int], ...]
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.frame._meta
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (len(self.slices) + 1)
-
-    def _layer(self) -> dict[Any, Any]:
-        name = self._name
-        return {
-            (name, i): dx.Task((name, i), _rows, dx.TaskRef((self.frame._name, part)), start, end)
-            for i, (part, start, end) in enumerate(self.slices)
-        }
-
-
 def _rows(frame: DataFrame, start: int, end: int) -> Any:
     return frame.iloc[start:end]
 
@@ -136,8 +115,7 @@ def persist_moves(expr: dx.Expr, scheduler: Client | str) -> dx.Expr | None:
 
 def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
     """The inputs of decodes that are not computed partition by partition."""
-    decodes = expr.find_operations((Decode, GroupsOfReferences))
-    inputs = {decode.frame._name: decode.frame for decode in decodes}
+    inputs = {decode.frame._name: decode.frame for decode in expr.find_operations(Decode)}
     return [
         rows
         for rows in inputs.values()
@@ -168,7 +146,9 @@ def _split_large(
     ]
     if len(slices) == len(sizes):
         return persisted.expr
-    return SplitPartitions(persisted.expr, tuple(slices))
+    parts = persisted.to_delayed()
+    split = [dask.delayed(_rows)(parts[part], start, stop) for part, start, stop in slices]
+    return dd.from_delayed(split, meta=persisted._meta, verify_meta=False).expr
 
 
 def _total_sizes(frame: DataFrame, images: Sequence[ColumnDecode]) -> np.ndarray:

@@ -11,16 +11,18 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.scan.decode_rows import (
+from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
+from dask_image_ingest.dataset.scan.rows import (
+    NO_BYTES,
+    NO_MEMBER,
     ColumnDecode,
     ErrorFilter,
     decode_rows,
     decoded_sizes,
+    missing_image,
     put_pixels,
     slices_by_size,
 )
-from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
-from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER, missing_image
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
