@@ -195,8 +195,11 @@ class FrameSource:
         """Rows of each partition: int64 (partitions,)."""
         return np.array([len(self._frame)], np.int64)
 
-    def row_bytes(self, number: int) -> float:
-        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
+        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already.
+
+        ``held`` gives the partition to a source that has to read it.
+        """
         return 1.0
 
     def encoded_bytes(self, part: PendingPartition) -> float:
@@ -409,7 +412,7 @@ class LazySource(FrameSource):
         result: np.ndarray = counts.to_numpy(np.int64)
         return result
 
-    def row_bytes(self, number: int) -> float:
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
         images = image_columns(self.meta)
         if not images:
             return 1.0
@@ -437,8 +440,6 @@ class ReferenceSource(LazySource):
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
-        # Partitions that `row_bytes` has begun to read, until `read` gives them.
-        self._begun: dict[int, Future[Any]] = {}
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
@@ -462,9 +463,6 @@ class ReferenceSource(LazySource):
             self._gathering.shutdown(wait=False)
             self._reading.shutdown(wait=False)
 
-    def read(self, number: int) -> Future[Any]:
-        return self._begun.pop(number, None) or super().read(number)
-
     def encoded_bytes(self, part: PendingPartition) -> float:
         assert self._ahead is not None
         return self._ahead.mean_size(part())
@@ -474,10 +472,10 @@ class ReferenceSource(LazySource):
         assert ahead is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
 
-    def row_bytes(self, number: int) -> float:
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
-        reading = self._begun[number] = self.read(number)
-        rows = reading.result()
+        assert held is not None
+        rows = held()()
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
