@@ -36,7 +36,7 @@ class Way(NamedTuple):
 
     name: str
     threads: int
-    whole: bool  # a thread holds the decoder for all of a partition
+    whole: bool = False  # a thread holds the decoder for all of a partition, or for a batch
     partition: float = 1074  # MB
     oldest: bool = False  # DALI takes a batch of the partition that was begun first
     interval: float = 5000  # µs
@@ -48,23 +48,18 @@ JOBS = (
     Images("12 MP", 36, 1_000, 14, 16, 500),
 )
 WAYS = (
-    Way("one thread", 1, True),
-    Way("one thread, partitions of 2 GB", 1, True, partition=2000),
-    Way("two threads, the decoder held for a partition", 2, True),
-    Way("two threads, the decoder held for a batch", 2, False),
-    Way("two threads, held for a batch, GIL 0.5 ms", 2, False, interval=500),
-    Way("two threads, held for a batch, 2 GB", 2, False, partition=2000),
-    Way("two threads, the older partition first", 2, False, oldest=True),
-    Way("two threads, the older partition first, GIL 0.5 ms", 2, False, oldest=True, interval=500),
-    Way("two threads, the older partition first, GIL 0.5 ms, 0.5 GB", 2, False, oldest=True, interval=500, partition=537),
-    Way("two threads, the older partition first, 2 GB", 2, False, oldest=True, partition=2000),
-    Way("two threads, the older partition first, 2 GB, 0.5 ms", 2, False, oldest=True, partition=2000, interval=500),
-    Way("three threads, the older partition first", 3, False, oldest=True),
-    Way("three threads, the older partition first, 0.5", 3, False, oldest=True, interval=500),
+    Way("one thread", 1, whole=True),
+    Way("one thread, partitions of 2 GB", 1, whole=True, partition=2000),
+    Way("two threads, the decoder held for a partition", 2, whole=True),
+    Way("two threads, for a batch, in turns", 2),
+    Way("two threads, the older partition first", 2, oldest=True),
+    Way("**the same, GIL handed on after 0.5 ms**", 2, oldest=True, interval=500),
+    Way("the same, partitions of 2 GB", 2, oldest=True, interval=500, partition=2000),
+    Way("the same, three threads", 3, oldest=True, interval=500),
 )
 
 BATCH, BATCH_MB = 256, 1074
-COPY_MB = 1e-6 * 1e6  # µs for a MB in the GPU's memory, at 1 TB/s: read and written
+COPY_MB = 1.0  # µs for a MB in the GPU's memory, at 1 TB/s
 PER_BATCH = 300  # µs of Python for a batch, half of it with DALI idle
 PER_PARTITION = 3000  # µs of Python: task, buffer, table, frame
 SECONDS = 20

@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import dask
@@ -223,7 +223,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _count_devices(devices: Any) -> int:
+def _count_devices(devices: str | Iterable[Any]) -> int:
     """Number of GPUs in ``CUDA_VISIBLE_DEVICES``, a string or list as for dask-cuda."""
     names = devices.split(",") if isinstance(devices, str) else map(str, devices)
     return len({name.strip() for name in names} - {""})
@@ -279,10 +279,10 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
 
 
-def _exceeds(size: Any, limit: Any) -> bool:
+def _exceeds(size: str | float, limit: str | float) -> bool:
     """Compare two sizes of GPU memory; only a mix of bytes and shares queries the GPU."""
-    if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
-        return bool(size > limit)
+    if isinstance(size, float) and isinstance(limit, float) and max(size, limit) <= 1:
+        return size > limit
     from dask_cuda.utils import parse_device_bytes
 
     return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)

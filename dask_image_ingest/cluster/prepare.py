@@ -15,20 +15,21 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from os import PathLike
 from typing import Any, Literal
 
 import dask
 import numpy as np
 import pandas as pd
+from dask.typing import Key
 from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
 from PIL import Image
 
-from dask_image_ingest.client import MarkSuspects, check_client, workers_of
+from dask_image_ingest.client import MarkSuspects, check_client, environment, versions, workers_of
 from dask_image_ingest.decode import DecodeSpec, decode_one
-from dask_image_ingest.environment import environment, versions
 from dask_image_ingest.errors import (
     ArgumentError,
     MissingDependencyError,
@@ -55,12 +56,16 @@ logger = logging.getLogger("dask_image_ingest")
 # cudaErrorIllegalAddress (700) to cudaErrorLaunchFailure (719).
 _STICKY = frozenset((700, 702, 710, *range(714, 720)))
 
+# Seconds that the event loop waits to hear whether the GPU is lost.
+_ANSWER_TIMEOUT = 1.0
+
 
 class LeaveBrokenGpu(WorkerPlugin):
     """Worker plugin that ends the process after an error from which its GPU does not recover.
 
     The failed task and those that the worker held are computed again by others, as after any death
-    of a worker. A worker without a nanny stays, since nobody would replace it.
+    of a worker. A worker without a nanny stays, since nobody would replace it. If the GPU is
+    busy, perhaps training, the worker goes on, and ends when the GPU turns out to be lost.
     """
 
     name = "image-ingest-broken-gpu"
@@ -68,13 +73,25 @@ class LeaveBrokenGpu(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Keep the worker; called by Dask."""
         self._worker = worker
+        self._query: threading.Thread | None = None
 
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, **kwargs: object) -> None:
         """Look at the GPU after an error of CUDA; called by Dask."""
         if finish != "error":
             return
         text = self._worker.state.tasks[key].exception_text
-        error = broken_gpu() if "cuda" in text.lower() else None
+        is_asked = self._query is not None and self._query.is_alive()
+        if "cuda" in text.lower() and not is_asked:
+            # In a thread, since an answer waits for all work on the GPU. A GPU that is lost answers
+            # at once: the process then ends before the scheduler hears that the task failed.
+            self._query = threading.Thread(
+                target=self._leave_if_broken, name="broken-gpu", daemon=True
+            )
+            self._query.start()
+            self._query.join(_ANSWER_TIMEOUT)
+
+    def _leave_if_broken(self) -> None:
+        error = broken_gpu()
         if error is None:
             return
         logger.error("%s: the GPU is unusable for this process: %s", self._worker.address, error)
@@ -144,7 +161,7 @@ _warming: list[threading.Thread] = []  # at most one
 _STARTING = (Status.created, Status.init, Status.starting)
 
 
-def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
+def warm_up(device: Literal["cpu", "gpu"], worker: Worker | None = None) -> None:
     """Decode an image in a thread of its own, once per process.
 
     On a GPU it waits until ``worker`` has started, since the memory pool does not exist before.
@@ -164,7 +181,7 @@ def end_warm_up() -> None:
         _warming.pop().join()
 
 
-def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
+def _decode(device: Literal["cpu", "gpu"], worker: Worker | None) -> None:
     while device == "gpu" and worker is not None and worker.status in _STARTING:
         time.sleep(0.05)
     file = io.BytesIO()
@@ -174,7 +191,7 @@ def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
         decode_one(np.frombuffer(file.getvalue(), np.uint8), DecodeSpec(device=device))
 
 
-async def dask_setup(server: Any) -> None:
+async def dask_setup(server: Worker | Scheduler) -> None:
     """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by Dask."""
     if isinstance(server, Worker):
         await server.plugin_add(LeaveBrokenGpu())
@@ -183,7 +200,7 @@ async def dask_setup(server: Any) -> None:
         await server.register_scheduler_plugin(MarkSuspects(), idempotent=True)
 
 
-def dask_teardown(server: Any) -> None:
+def dask_teardown(server: Worker | Scheduler) -> None:
     """Wait for the warm-up; called by Dask."""
     end_warm_up()
 
@@ -288,7 +305,10 @@ def _device() -> Literal["cpu", "gpu"]:
     return "gpu" if os.environ.get("CUDA_VISIBLE_DEVICES") and gpus() else "cpu"
 
 
-async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> int:
+async def _count_shards(
+    paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+    storage_options: dict[str, Any] | None,
+) -> int:
     """Count the shards that this process sees; in a thread, so as not to block the event loop."""
     try:
         return len(await asyncio.to_thread(find_shards, paths, storage_options))

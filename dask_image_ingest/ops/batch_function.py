@@ -24,11 +24,12 @@ from dask_image_ingest.errors import (
 )
 from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.ops.outputs import ResultError
+from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import error_text, without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
 
-def unwrapped(function: Any) -> Any:
+def unwrapped(function: object) -> Any:
     """The function or class of a ``functools.partial``; anything else itself."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -115,7 +116,7 @@ class BatchFunction:
             ) from error
 
     def failure(
-        self, error: BaseException, frame: Any, rows: Sequence[int], tries: str = ""
+        self, error: BaseException, frame: DataFrame, rows: Sequence[int], tries: str = ""
     ) -> DaskImageIngestError:
         """The error to raise if a call fails, or has a wrong result, naming the rows."""
         which = rows_text(frame, rows, self.noun)
@@ -137,7 +138,7 @@ class BatchFunction:
         return without_secrets(f"function-failed: {self.name}: {text}")
 
 
-def rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
+def rows_text(frame: DataFrame, rows: Sequence[int], noun: str) -> str:
     """Describe a row, or the first and the last of some rows, for errors."""
     ends = list(dict.fromkeys([rows[0], rows[-1]]))
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
@@ -235,7 +236,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             errors += [cause.__cause__, cause.__context__, *held]
 
 
-def waits(function: Any) -> bool:
+def waits(function: object) -> bool:
     """True for an ``async def`` function, and for a class or object whose calls are such."""
     function = unwrapped(function)
     if isinstance(function, type) or not inspect.isroutine(function):

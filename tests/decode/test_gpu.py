@@ -16,6 +16,7 @@ from dask_image_ingest.decode import EncodedImages, planner
 from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused, is_gpu_failure
 from dask_image_ingest.decode.decode_spec import DecodeSpec, make_decode_spec
 from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.random_crop import Region
 
 PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
 
@@ -139,7 +140,8 @@ def decode_like(shape, images):
 def decoded_by(monkeypatch, decoding, source):
     """The pipelines that decode a photograph."""
     made = played_dali.play(monkeypatch, room=2**30)
-    (images,) = DaliDecoder(decoding, source).run([[PHOTO]])
+    photo = (PHOTO, Region(0, 0, 40, 50)) if decoding.takes_regions else PHOTO
+    (images,) = DaliDecoder(decoding, source).run([[photo]])
     assert images == [PHOTO.tobytes()], "what came out is what was asked for"
     return made
 

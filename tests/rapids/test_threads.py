@@ -9,10 +9,11 @@ from distributed.utils import offload
 from synthetic import write_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import decode_rows
+from dask_image_ingest.dataset.scan import rows
 from dask_image_ingest.decode.dali import current_device
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.cudf import backend as backend_module
+from dask_image_ingest.frames.cudf.backend import CudfBackend
 from dask_image_ingest.loader import source
 from dask_image_ingest.loader.source import LazySource
 
@@ -34,13 +35,13 @@ def test_batches_are_decoded_on_the_gpu_of_the_thread_that_asks_for_them(
     paths = write_shards(tmp_path, 3, 4)
     ddf = dii.read_webdataset_images(paths, backend="pandas", size=8)
     devices = []
-    decode = decode_rows.decode
+    decode = rows.decode
 
     def decode_and_tell(*args, **options):
         devices.append(current_device())
         return decode(*args, **options)
 
-    monkeypatch.setattr(decode_rows, "decode", decode_and_tell)
+    monkeypatch.setattr(rows, "decode", decode_and_tell)
     monkeypatch.setattr(source, "backend_of", lambda meta: get_backend("cudf"))
     runtime.setDevice(3)
     assert len([*ddf.images.iter_batches(4)]) == 3
@@ -65,3 +66,12 @@ def test_frames_arrive_on_the_gpu_of_the_thread_that_asks_for_them(runtime, tmp_
 async def devices_of_dask():
     """The devices of its threads that deserialize."""
     return current_device(), await offload(current_device)
+
+
+@pytest.mark.parametrize("name", ["CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDF_PER_THREAD_STREAM"])
+def test_a_default_stream_for_each_thread_is_refused(monkeypatch, name):
+    monkeypatch.setenv(name, "0")
+    CudfBackend()
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(dii.ArgumentError, match=f"{name}.*pandas"):
+        CudfBackend()

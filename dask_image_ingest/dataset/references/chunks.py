@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dask
+import dask.dataframe as dd
 import numpy as np
 from dask.dataframe.dispatch import concat
+from distributed import Client
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
@@ -27,18 +29,24 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.references.moves import GroupsOfReferences
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import BackendName, as_references, backend_of, get_backend
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
+from dask_image_ingest.typedefs import DataFrame
 
 
-def _apply(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any) -> Any:
+def _apply(
+    frame: DataFrame, function: Callable[..., Any], args: tuple[Any, ...], _meta: DataFrame
+) -> Any:
     return function(frame, *args)
 
 
 def _apply_in_chunks(
-    frame: Any, images: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any
+    frame: DataFrame,
+    images: Sequence[ColumnDecode],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    _meta: DataFrame,
 ) -> Any:
     backend = backend_of(frame)
     # A piece exceeds its size by less than an image, and must not exceed what a column holds.
@@ -81,32 +89,11 @@ class _ChunkedMapOfReferences(ChunkedMap):
         return None
 
 
-class SplitPartitions(dx.Expr):
-    """Splits partitions: output partition i is one slice (partition, start, end) of ``frame``."""
-
-    _parameters: ClassVar = ["frame", "slices"]
-    slices: tuple[tuple[int, int, int], ...]
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.frame._meta
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (len(self.slices) + 1)
-
-    def _layer(self) -> dict[Any, Any]:
-        name = self._name
-        return {
-            (name, i): dx.Task((name, i), _rows, dx.TaskRef((self.frame._name, part)), start, end)
-            for i, (part, start, end) in enumerate(self.slices)
-        }
-
-
-def _rows(frame: Any, start: int, end: int) -> Any:
+def _rows(frame: DataFrame, start: int, end: int) -> Any:
     return frame.iloc[start:end]
 
 
-def persist_moves(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
+def persist_moves(expr: dx.Expr, scheduler: Client | str) -> dx.Expr | None:
     """Run the moves of an optimised query once, and persist the moved references.
 
     If only projections follow the decode, partitions with more encoded bytes than a partition of
@@ -128,8 +115,7 @@ def persist_moves(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
 
 def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
     """The inputs of decodes that are not computed partition by partition."""
-    decodes = expr.find_operations((Decode, GroupsOfReferences))
-    inputs = {decode.frame._name: decode.frame for decode in decodes}
+    inputs = {decode.frame._name: decode.frame for decode in expr.find_operations(Decode)}
     return [
         rows
         for rows in inputs.values()
@@ -144,7 +130,10 @@ def _nodes(expr: dx.Expr) -> list[dx.Expr]:
 
 
 def _split_large(
-    persisted: Any, images: Sequence[ColumnDecode], partitions: int, scheduler: Any
+    persisted: dx.FrameBase,
+    images: Sequence[ColumnDecode],
+    partitions: int,
+    scheduler: Client | str,
 ) -> dx.Expr:
     """Split at the average encoded size of ``partitions`` partitions."""
     tasks = [dask.delayed(_total_sizes)(part, images) for part in persisted.to_delayed()]
@@ -157,10 +146,12 @@ def _split_large(
     ]
     if len(slices) == len(sizes):
         return persisted.expr
-    return SplitPartitions(persisted.expr, tuple(slices))
+    parts = persisted.to_delayed()
+    split = [dask.delayed(_rows)(parts[part], start, stop) for part, start, stop in slices]
+    return dd.from_delayed(split, meta=persisted._meta, verify_meta=False).expr
 
 
-def _total_sizes(frame: Any, images: Sequence[ColumnDecode]) -> np.ndarray:
+def _total_sizes(frame: DataFrame, images: Sequence[ColumnDecode]) -> np.ndarray:
     """Encoded bytes of each row, all image columns together; shape (n,), int64."""
     return np.sum([encoded_sizes(frame, image) for image in images], axis=0)
 
@@ -174,7 +165,7 @@ def _decode_rows(
     columns: Sequence[Any],
     steps: Steps | None,
     backend: BackendName,
-    rows: Any,
+    rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
 ) -> Any:
@@ -250,7 +241,7 @@ class LastDecode:
         """True if images are fetched from a server."""
         return reads_remote(self.rows)
 
-    def pixels(self, rows: Any) -> int | None:
+    def pixels(self, rows: DataFrame) -> int | None:
         """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""
         some = rows.iloc[:: max(1, len(rows) // _SAMPLED)]
         nbytes = 0
@@ -264,7 +255,7 @@ class LastDecode:
         return nbytes * len(rows) // max(1, len(some))
 
 
-def _as_pandas(frame: Any) -> Any:
+def _as_pandas(frame: DataFrame) -> DataFrame:
     """Rows without pixels as a pandas frame of Arrow types."""
     table = backend_of(frame).to_arrow(frame)
     for place, (name, dtype) in enumerate(frame.dtypes.items()):
@@ -273,7 +264,7 @@ def _as_pandas(frame: Any) -> Any:
     return get_backend("pandas").frame(table, np.arange(len(frame)), None)
 
 
-def _stays_the_same(meta: Any) -> bool:
+def _stays_the_same(meta: DataFrame) -> bool:
     """True if the columns of a frame have their types again when they come back from the host."""
     here, host = backend_of(meta), get_backend("pandas")
     again = here.meta(
@@ -290,7 +281,7 @@ def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
     if decoding.mode == "raw" and decoding.augment is None:
         return image
     resize = "crop" if decoding.augment is None else decoding.resize
-    return replace(image, decoding=replace(decoding, size=shape, resize=resize))
+    return replace(image, decoding=replace(decoding, size=shape, resize=resize, crop_from=None))
 
 
 def last_decode(expr: dx.Expr) -> LastDecode | None:

@@ -4,23 +4,25 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.scan.decode_rows import (
+from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
+from dask_image_ingest.dataset.scan.rows import (
+    NO_BYTES,
+    NO_MEMBER,
     ColumnDecode,
     ErrorFilter,
     decode_rows,
     decoded_sizes,
+    missing_image,
     put_pixels,
     slices_by_size,
 )
-from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
-from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER, missing_image
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
@@ -32,6 +34,7 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
+from dask_image_ingest.typedefs import DataFrame
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
@@ -57,7 +60,7 @@ _NO_REFERENCE = Header(None, None, None, None, "", True)
 
 
 def decode_partition(
-    frame: Any,
+    frame: DataFrame,
     images: Sequence[ColumnDecode],
     only: ErrorFilter = None,
     limit: int | None = None,
@@ -79,7 +82,7 @@ def decode_partition(
         For the first image that can't be decoded, with ``errors="raise"``.
     """
 
-    def open_images(rows: Any) -> tuple[Any, list[EncodedImages]]:
+    def open_images(rows: DataFrame) -> tuple[Any, list[EncodedImages]]:
         encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
         if backend not in (None, backend_of(rows).name):
             # Without the columns that the decode makes: references stay on the host.
@@ -91,7 +94,7 @@ def decode_partition(
     return decode_rows(frame, images, open_images, only, limit)
 
 
-def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
+def decode_pieces(frame: DataFrame, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
     """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
     for rows in slices_by_size([encoded_sizes(frame, column) for column in images], largest):
         part = frame.iloc[rows]
@@ -103,7 +106,7 @@ def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> I
 
 
 def fetch_images(
-    frame: Any,
+    frame: DataFrame,
     column: ColumnDecode,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch | None = None,
@@ -315,13 +318,13 @@ def field_of(references: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return references.flatten()[references.type.get_field_index(name)]
 
 
-def references_of(frame: Any, image: Any) -> pa.ChunkedArray:
+def references_of(frame: DataFrame, image: Hashable) -> pa.ChunkedArray:
     """A column of references as an Arrow array on the host; carried bytes are not copied."""
     (column,) = backend_of(frame).to_arrow(frame[[image]]).columns
     return as_references(column)
 
 
-def encoded_sizes(frame: Any, images: ColumnDecode) -> np.ndarray:
+def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
     """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
     nbytes = field_of(references_of(frame, images.image), "nbytes")
     return nbytes.fill_null(0).to_numpy()
@@ -363,12 +366,12 @@ class EncodedAhead:
         self._lock = threading.Lock()
         self._closed = False
 
-    def mean_size(self, rows: Any) -> float:
+    def mean_size(self, rows: DataFrame) -> float:
         """Encoded bytes of a row of a frame, on average."""
         sizes = [encoded_sizes(rows, column) for column in self._images]
         return float(sum(nbytes.sum() for nbytes in sizes)) / max(1, len(rows))
 
-    def request(self, rows: Any) -> None:
+    def request(self, rows: DataFrame) -> None:
         """Start fetching the images of a frame, by one request for all that are adjacent."""
         wanted = self._references(rows)
         new = {
@@ -379,7 +382,7 @@ class EncodedAhead:
                 self._threads.submit(self._fetch, new)
                 self._requested |= new
 
-    def take(self, rows: Any) -> Fetch:
+    def take(self, rows: DataFrame) -> Fetch:
         """Hand over the images of a frame: a function for `fetch_images`, which waits for them.
 
         Those that were not requested are fetched by that function.
@@ -414,7 +417,7 @@ class EncodedAhead:
         if self._closed:
             raise ShardError("the iteration was closed while images were fetched")
 
-    def _references(self, rows: Any) -> dict[ImageReference, None]:
+    def _references(self, rows: DataFrame) -> dict[ImageReference, None]:
         """Distinct references to images in shards that one set of ``storage_options`` opens."""
         options = self._images[0].storage_options
         return {

@@ -7,9 +7,8 @@ gives the same rows. Operations that are not listed are not rewritten.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, ImageNode, filtered
+from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, filtered
 from dask_image_ingest.dataset.plan.columns import AppendsColumns, AssignColumns
 from dask_image_ingest.dataset.plan.operations import (
     CHANGES,
@@ -26,11 +25,12 @@ from dask_image_ingest.dataset.plan.operations import (
     columns_used,
     is_row_wise,
 )
-from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
+from dask_image_ingest.dataset.references.fetch import field_of, references_of
+from dask_image_ingest.dataset.scan.rows import ColumnDecode
+from dask_image_ingest.typedefs import DataFrame
 
 
-def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
+def _sort_by_sample(frame: DataFrame, names: tuple[Any, ...]) -> Any:
     """Sort rows by shard URL and sample number of their references."""
     # The offset tells rows of references without a number; null references sort last.
     fields = [
@@ -98,13 +98,13 @@ def over_references(
         return None
     if type(parent) in MOVES:
         columns = columns_used(parent)
-        if columns is None or any(each.columns.intersection(columns) for each in images):
+        if columns is None or any(column.columns.intersection(columns) for column in images):
             return None
         moved = type(parent)(references, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
             _copy_divisions(parent, moved)
         if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
-            moved = InOrder(moved, tuple(each.image for each in images))
+            moved = InOrder(moved, tuple(column.image for column in images))
         return moved, images
     rewrite = _REWRITES.get(type(parent))
     return None if rewrite is None else rewrite(parent, child, references, images)
@@ -141,42 +141,48 @@ def _is_unordered(shuffle: dx.Expr) -> bool:
     return (shuffle.method or get_default_shuffle_method()) != "tasks"
 
 
-def _rename(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _rename(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     names = expr.operand("columns")
     if not isinstance(names, Mapping):
         return None
     # Only in ``references``: columns whose images are not selected, but whose errors are.
-    hidden = {each.image for each in images if not each.pixels}
+    hidden = {column.image for column in images if not column.pixels}
     if hidden.intersection(names) or hidden.intersection(names.values()):
         return None
-    renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
+    renamed = tuple(column.renamed(lambda name: names.get(name, name)) for column in images)
     return dx.RenameFrame(references, names), renamed
 
 
-def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _project(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     columns = expr.operand("columns")
     if not isinstance(columns, list):
         return None
     needed = tuple(
         replace(
-            each,
-            error=each.error if each.error in columns else None,
-            pixels=each.pixels and each.image in columns,
+            column,
+            error=column.error if column.error in columns else None,
+            pixels=column.pixels and column.image in columns,
         )
-        for each in images
-        if each.error in columns or (each.pixels and each.image in columns)
+        for column in images
+        if column.error in columns or (column.pixels and column.image in columns)
     )
     if not needed:
         return None
     # The error of an image needs its reference, too.
-    columns = [*columns, *(each.image for each in needed if not each.pixels)]
+    columns = [*columns, *(column.image for column in needed if not column.pixels)]
     if not set(columns) <= set(references.columns):
         return None  # an error column that the decode appends: the order would differ
     return dx.Projection(references, columns), needed
 
 
-def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
-    decoded = {name for each in images for name in each.columns}
+def _assign(
+    expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
+    decoded = {name for column in images for name in column.columns}
     keys = expr.names if isinstance(expr, AssignColumns) else expr.keys
     if not decoded.isdisjoint(keys):
         return None
@@ -188,8 +194,10 @@ def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
 
 
 # ``ddf[mask]`` and ``ddf.loc[mask]``.
-def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
-    decoded = {name for each in images for name in each.columns}
+def _filter(
+    expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
+    decoded = {name for column in images for name in column.columns}
     try:
         mask = _replace(expr.operands[1], child, references, decoded)
     except _NeedsPixelsError:
@@ -197,10 +205,12 @@ def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
     return filtered(references, mask), images
 
 
-def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _change_others(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
     changed = columns_changed(expr)
-    if changed is None or any(each.columns.intersection(changed) for each in images):
+    if changed is None or any(column.columns.intersection(changed) for column in images):
         return None
     return type(expr)(references, *expr.operands[1:]), images
 
@@ -210,11 +220,11 @@ class _NeedsPixelsError(Exception):
 
 
 def _replace_in_all(
-    operands: Any, child: dx.Expr, references: dx.Expr, decoded: set[Any]
+    operands: Iterable[Any], child: dx.Expr, references: dx.Expr, decoded: set[Any]
 ) -> list[Any]:
     return [
-        _replace(each, child, references, decoded) if isinstance(each, dx.Expr) else each
-        for each in operands
+        _replace(operand, child, references, decoded) if isinstance(operand, dx.Expr) else operand
+        for operand in operands
     ]
 
 
@@ -277,70 +287,22 @@ def _samples_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
     return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)
 
 
-def apply_to_groups(
-    apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ColumnDecode, ...]
-) -> dx.Expr | None:
-    """Rewrite a ``groupby().apply`` of ``child`` to group its undecoded ``rows``.
+def groups_together(apply: dx.Expr, child: dx.Expr, undecoded: Undecoded) -> Undecoded | None:
+    """The rows of a ``groupby().apply`` of ``child``, each group in one partition, undecoded.
 
-    None if it groups by decoded columns or by anything but names, or applies to a series.
+    None if they lie so already, or if it groups by decoded columns or by anything but names.
     """
-    decoded = {name for each in images for name in each.columns}
+    references, images = undecoded
     names = {*child.columns, child._meta.index.name}
     if (
         apply.frame._name != child._name
         or apply._slice is not None
-        or not callable(apply.func)
+        or not apply.need_to_shuffle
         or not all(isinstance(name, str) and name in names for name in apply.by)
-        or not decoded.isdisjoint(apply.by)
-        or not all(isinstance(name, str) for name in child.columns)
+        or any(image.columns.intersection(apply.by) for image in images)
     ):
         return None
-    frame = rows
-    if apply.need_to_shuffle:
-        # By the first column alone, as Dask does.
-        method = apply.operand("shuffle_method")
-        frame = dx.RearrangeByColumn(frame, [apply.by[0]], frame.npartitions, method=method)
-    options = [apply.operand(name) for name in ("group_keys", "observed", "dropna")]
-    call = [apply.operand(name) for name in ("args", "kwargs", "func")]
-    # The meta of ``apply``: Dask infers it by calling the function, which expects pixels.
-    return GroupsOfReferences(frame, None, *options, *call, apply._meta, images, *apply.by)
-
-
-def _apply_decoded(
-    frame: Any,
-    *by: Any,
-    images: tuple[ColumnDecode, ...],
-    dask_func: Callable[..., Any],
-    **options: Any,
-) -> Any:
-    function: Callable[..., Any] = partial(_apply_to_decoded, dask_func, images)
-    if not len(frame):
-        # For an empty frame cuDF makes no groups, and returns its rows instead of a result.
-        frame, function = decode_partition(frame, images), dask_func
-    call = partial(dx.groupby_slice_apply, func=function)
-    return dx.GroupByUDFBlockwise.operation(frame, *by, dask_func=call, **options)
-
-
-def _apply_to_decoded(
-    function: Callable[..., Any],
-    images: tuple[ColumnDecode, ...],
-    group: Any,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    decoded = decode_partition(group, images)
-    if "name" in vars(group):  # pandas sets the group's key so; ``decoded`` is a new frame
-        object.__setattr__(decoded, "name", group.name)
-    return function(decoded, *args, **kwargs)
-
-
-class GroupsOfReferences(ImageNode, dx.GroupByUDFBlockwise):
-    """Applies a function to the groups of each partition, decoding one group at a time.
-
-    All groups of a partition, decoded together, could exceed a worker's memory.
-    """
-
-    _parameters: ClassVar = [*dx.GroupByUDFBlockwise._parameters, "images"]
-    _keyword_only: ClassVar = [*dx.GroupByUDFBlockwise._keyword_only, "images"]
-    operation = staticmethod(_apply_decoded)
+    # By the first column alone, as Dask does.
+    method = apply.operand("shuffle_method")
+    moved = dx.RearrangeByColumn(references, [apply.by[0]], references.npartitions, method=method)
+    return moved, images

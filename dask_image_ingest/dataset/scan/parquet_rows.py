@@ -29,7 +29,7 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
     warn_user,
 )
-from dask_image_ingest.frames import as_tensors, references_of_fields
+from dask_image_ingest.frames import as_tensors, get_backend, references_of_fields
 from dask_image_ingest.storage import (
     NotParquetError,
     ParquetSource,
@@ -60,7 +60,7 @@ class ParquetColumns:
         self._columns = {column.column: column for column in columns}
         self._options = options
         self._opened = opened
-        self._limit = options.get_backend().largest_partition
+        self._limit = get_backend(options.backend).largest_partition
         #: Predicate → result of `_candidates_of`.
         self._candidates: dict[Predicate, np.ndarray] = {}
 
@@ -171,7 +171,7 @@ class ParquetColumns:
         """The values of a column that the file lacks."""
         raise ShardError(f"{self.url} has no column {name!r}, which the first of these files has")
 
-    def _typed(self, values: Any, column: FileColumn) -> Any:
+    def _typed(self, values: pa.Array | pa.ChunkedArray, column: FileColumn) -> Any:
         """Cast to the column's type in the collection; raise if a value would change."""
         # By text: list types that differ only in the name of their items count as equal.
         if str(values.type) == str(column.type):
@@ -192,7 +192,7 @@ class ParquetColumns:
         )
 
 
-def _is_same(values: Any, others: Any) -> bool:
+def _is_same(values: pa.Array | pa.ChunkedArray, others: pa.Array | pa.ChunkedArray) -> bool:
     """True if all values are equal, NaN being equal to NaN."""
     if not pa.types.is_floating(values.type):
         return bool(values.equals(others))
@@ -289,7 +289,7 @@ class ParquetRows(ImageRows):
         """
         sizes = self.field(member, "nbytes", numbers)
         nbytes = pc.sum(sizes).as_py() or 0
-        if nbytes > (largest := self.options.get_backend().largest_partition):
+        if nbytes > (largest := get_backend(self.options.backend).largest_partition):
             raise PartitionTooLargeError(
                 f"rows {numbers[0]}-{numbers[-1]} of {self.url} are "
                 f"{nbytes / 1e9:.1f} GB of encoded images, and one partition holds at most "

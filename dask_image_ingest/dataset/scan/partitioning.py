@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
+from dask_image_ingest.client import workers
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.dataset.scan.samples import (
@@ -20,7 +21,7 @@ from dask_image_ingest.dataset.scan.samples import (
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
-from dask_image_ingest.frames import Backend, workers
+from dask_image_ingest.frames import Backend
 from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
 from dask_image_ingest.storage import ByteReader, Shard, is_pipe, open_late, open_shard
 from dask_image_ingest.tar import ShardIndex, index_head, read_member
@@ -121,7 +122,7 @@ class ShardsTogether:
         )
 
 
-def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
+def parse_partition_size(partition_size: object, backend: Backend) -> int | None:
     """The argument ``partition_size=`` in bytes; None for one task per shard."""
     if partition_size is None:
         return None
@@ -155,7 +156,7 @@ def _automatic(backend: Backend) -> int:
     return size
 
 
-def parse_shards_per_partition(shards: Any, largest: int | None) -> ShardsTogether:
+def parse_shards_per_partition(shards: object, largest: int | None) -> ShardsTogether:
     """The argument ``shards_per_partition=``, for partitions of at most ``largest`` bytes."""
     if isinstance(shards, str) and shards == "auto":
         most = _PIXELS_TOGETHER if largest is None else min(_PIXELS_TOGETHER, largest)
@@ -314,7 +315,7 @@ class FirstShard:
         return seen
 
 
-def _paths(record: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
+def _paths(record: object, prefix: str = "", depth: int = 8) -> Iterator[str]:
     """The fields of a record; nested ones with dots between the names."""
     if isinstance(record, dict) and depth:
         for name, value in record.items():

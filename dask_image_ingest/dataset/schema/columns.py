@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.dataset.schema.coerce import arrow_type, parse_integer
-from dask_image_ingest.decode import Augment, DecodeSpec, Mode, Resize
+from dask_image_ingest.decode import Augment, DecodeSpec, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
@@ -103,16 +103,6 @@ class Schema:
         """The name of a column like ``height`` for an image column."""
         return name if image == self.images[0] else image_field(image, name)
 
-    def select(self, columns: Iterable[str]) -> tuple[MemberColumn, ...]:
-        """The columns of members among ``columns``, so that tasks carry no others."""
-        wanted = set(columns)
-        return tuple(member for member in self.member_columns if member.column in wanted)
-
-    def select_sidecar(self, columns: Iterable[str]) -> tuple[FileColumn, ...]:
-        """The sidecar's columns among ``columns``."""
-        wanted = set(columns)
-        return tuple(column for column in self.sidecar if column.column in wanted)
-
     @property
     def errors(self) -> frozenset[str]:
         """The error columns, filled by a decode; without those that a sidecar has."""
@@ -141,7 +131,7 @@ class TableSchema(Schema):
         types |= dict.fromkeys(self.order, IMAGE)
         types |= {column.column: column.type for column in self.sidecar}
         for image in self.images:
-            for name in ("error", "nbytes", "format", "height", "width", "channels"):
+            for name in ("error", "nbytes", *HEADERS):
                 types.setdefault(self.field(image, name), METADATA_COLUMNS[name])
         return types
 
@@ -197,7 +187,7 @@ def image_member(sample: Sample, extensions: Sequence[str]) -> str | None:
     return None
 
 
-def parse_image_extensions(image: object) -> tuple[str, ...]:
+def parse_image_extensions(image: str | Iterable[Any]) -> tuple[str, ...]:
     """The argument ``image=``: extensions in order of preference, listed or joined by ``;``."""
     names = (
         image.split(";") if isinstance(image, str) else list_of_names("image", image, "extensions")
@@ -295,7 +285,7 @@ class ImageColumn:
     ----------
     image
         As for the read: member extensions in order of preference, or the column of parquet files.
-    size, resize, augment, transform, mode
+    size, resize, interpolation, crop_from, augment, transform, mode
         As for the read; ``"same"`` as given to the read. For labels, which always take the nearest
         pixel, ``resize="nearest"`` means the same. The read's ``transform`` does not apply to
         labels: masks have their own, or none. Its ``augment`` does.
@@ -310,6 +300,8 @@ class ImageColumn:
     _: KW_ONLY
     size: int | tuple[int, int] | Literal["same"] | None = "same"
     resize: Resize | Literal["same"] = "same"
+    interpolation: Interpolation | Literal["same"] = "same"
+    crop_from: int | Literal["same"] | None = "same"
     augment: Augment | Literal["same"] | None = "same"
     transform: Callable[..., Any] | Literal["same"] | None = "same"
     mode: Mode | Literal["same"] = "same"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal
@@ -12,8 +13,10 @@ import numpy as np
 import pyarrow as pa
 import rmm
 
+from dask_image_ingest.client import workers
 from dask_image_ingest.dask_internals import has_worker
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames.arrow_types import bytes_of, row_values
 from dask_image_ingest.frames.backend import (
     Kind,
@@ -21,7 +24,6 @@ from dask_image_ingest.frames.backend import (
     attach_accessors,
     gpus,
     require_gpu,
-    workers,
 )
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,
@@ -44,6 +46,7 @@ from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
 from dask_image_ingest.frames.pandas_backend import stack_views
+from dask_image_ingest.typedefs import Dtype
 
 # Share of a GPU's memory for a partition, as in dask_cudf's readers.
 _PARTITION_SHARE = 1 / 32
@@ -55,12 +58,35 @@ _ASSUMED_GPU_MEMORY = 8 * 2**30
 # allocate theirs elsewhere.
 _KEPT_SHARE = 1 / 4
 
+# Variables by which CuPy and cuDF take a default stream for each thread.
+_PER_THREAD_STREAMS = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDF_PER_THREAD_STREAM")
+
 _scale_and_shift = cupy.ElementwiseKernel(
     "uint8 value, float32 scale, float32 shift",
     "float32 result",
     "result = value * scale + shift",
     "scale_and_shift",
 )
+
+
+def refuse_per_thread_streams() -> None:
+    """Raise if libraries use a default stream for each thread.
+
+    Frames go from thread to thread (of a loader, of Dask, of a warm-up), in the order of the one
+    default stream. Streams of threads have no order among them.
+
+    Raises
+    ------
+    ArgumentError
+        If CuPy or cuDF has been told so by its variable.
+    """
+    on = [name for name in _PER_THREAD_STREAMS if os.environ.get(name, "0") not in ("", "0")]
+    if on:
+        raise ArgumentError(
+            f"{' and '.join(on)}: with a default stream for each thread, a thread would use pixels "
+            "that another one has yet to write. Unset it in the environment of this process and of "
+            "the workers, or pass backend='pandas'"
+        )
 
 
 class CudfBackend:
@@ -70,6 +96,9 @@ class CudfBackend:
     device: Literal["gpu"] = "gpu"
     largest_partition = LARGEST_PARTITION
     numpy = cupy
+
+    def __init__(self) -> None:
+        refuse_per_thread_streams()
 
     def holds(self, type_: pa.DataType) -> bool:
         return supports(type_)
@@ -119,14 +148,14 @@ class CudfBackend:
         new = make_frame(pa.table({**errors, image: references}), frame.index, None)
         return with_columns_of(frame, new)
 
-    def is_references(self, dtype: Any) -> bool:
+    def is_references(self, dtype: Dtype) -> bool:
         return is_references(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
         """Empty dataframe with these columns; needs no GPU."""
         return empty_frame(types)
 
-    def is_images(self, dtype: Any) -> bool:
+    def is_images(self, dtype: Dtype) -> bool:
         return is_images(dtype)
 
     def arrays(self, images: cudf.Series) -> list[cupy.ndarray | None]:
@@ -151,7 +180,7 @@ class CudfBackend:
             return None if series.null_count else series.to_cupy()
         return np.array(series.to_arrow().to_pylist(), object)
 
-    def has_rows(self, dtype: Any) -> bool:
+    def has_rows(self, dtype: Dtype) -> bool:
         return isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)) and not is_bytes_dtype(dtype)
 
     def rows(self, series: cudf.Series) -> list[Any]:
@@ -178,12 +207,12 @@ class CudfBackend:
         return int(_gpu_memory() * _PARTITION_SHARE)
 
 
-def _on_device(row: Any) -> Any:
+def _on_device(row: object) -> Any:
     is_numeric = isinstance(row, np.ndarray) and row.dtype.kind in "biuf"
     return cupy.asarray(row) if is_numeric else row
 
 
-def _no_values(dtype: Any) -> Any:
+def _no_values(dtype: Dtype) -> Any:
     """Values of a column without rows: if it has no memory, cuDF raises."""
     if isinstance(dtype, cudf.ListDtype) and not is_bytes_dtype(dtype):
         is_number = getattr(dtype.element_type, "kind", "") in ("i", "u", "f", "b")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+from collections.abc import Hashable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -22,7 +23,6 @@ import pandas as pd
 import pyarrow as pa
 import pylibcudf as plc
 from cudf.comm.serialize import cuda_serialize_cudf_object, dask_serialize_cudf_object
-from cudf.core.column import ColumnBase
 from dask.dataframe.dispatch import (
     concat_dispatch,
     from_pyarrow_table_dispatch,
@@ -58,6 +58,7 @@ from dask_image_ingest.frames.cudf.columns import (
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 from dask_image_ingest.frames.reference_dtype import as_references
+from dask_image_ingest.typedefs import Dtype
 
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
@@ -88,10 +89,7 @@ def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
     pandas = PandasBackend()
     arrow = [name for name, dtype in frame.dtypes.items() if _is_arrow(dtype)]
     others = frame.drop(columns=arrow)
-    if len(frame) or gpus():
-        result = to_cudf_dispatch_from_pandas(others, **options)
-    else:
-        result = _empty(others)
+    result = to_cudf_dispatch_from_pandas(others, **options)
     images = [name for name in arrow if pandas.is_images(frame[name].dtype)]
     metadata = [name for name in arrow if name not in images]
     converted = make_frame(pandas.to_arrow(frame[metadata]), result.index, None)
@@ -111,12 +109,12 @@ def series_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
 
 def series_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
     """Convert a pandas series as a column of a frame."""
-    if not _is_arrow(series.dtype) and (len(series) or gpus()):
+    if not _is_arrow(series.dtype):
         return to_cudf_dispatch_from_pandas(series, **options)
     return named(to_cudf(series.to_frame("series"))["series"], series.name)
 
 
-def images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
+def images_frame(name: str, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
     """Frame of one image column, from pixels on the host."""
     if not len(index):
         return empty_frame({name: IMAGE}, index)
@@ -126,13 +124,13 @@ def images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame
     return frame
 
 
-def named(series: cudf.Series, name: Any) -> cudf.Series:
+def named(series: cudf.Series, name: Hashable) -> cudf.Series:
     """Rename a series in place."""
     series.name = name  # rename() would copy the pixels
     return series
 
 
-def _is_arrow(dtype: Any) -> bool:
+def _is_arrow(dtype: Dtype) -> bool:
     return isinstance(dtype, pd.ArrowDtype)
 
 
@@ -142,46 +140,13 @@ def _pixels(images: pd.Series) -> Pixels:
     return pixels_of(arrays, errors, np)
 
 
-def _empty(frame: pd.DataFrame) -> cudf.DataFrame:
-    """Convert a frame without rows as cuDF does, but without a GPU."""
-    schema = pa.Schema.from_pandas(frame, preserve_index=False)
-    index = _empty_index(frame.index)
-    result = empty_frame(dict(zip(frame.columns, schema.types, strict=True)), index)
-    for name, dtype in frame.dtypes.items():
-        if isinstance(dtype, (pd.CategoricalDtype, pd.DatetimeTZDtype)):
-            column = cudf.DataFrame._from_data({name: _empty_column(dtype)}, index=index)
-            result = with_columns_of(result, column)
-    return result
-
-
-def _empty_column(dtype: pd.CategoricalDtype | pd.DatetimeTZDtype) -> ColumnBase:
-    if isinstance(dtype, pd.DatetimeTZDtype):
-        column = empty_frame({"times": pa.timestamp(dtype.unit)})["times"]._column.plc_column
-        return ColumnBase.create(column, pd.DatetimeTZDtype(dtype.unit, str(dtype.tz)))
-    # No categories, since a column of them would need a GPU.
-    categories = cudf.Index.from_pylibcudf(
-        empty_frame({"categories": pa.string()})["categories"]._column.plc_column
-    )
-    codes = empty_frame({"codes": pa.uint8()})["codes"]._column.plc_column
-    return ColumnBase.create(codes, cudf.CategoricalDtype(categories, ordered=dtype.ordered))
-
-
-def _empty_index(index: pd.Index) -> cudf.Index:
-    if isinstance(index, pd.RangeIndex):
-        return cudf.RangeIndex(index.start, index.stop, index.step, name=index.name)
-    labels = empty_frame({"labels": pa.Array.from_pandas(index).type})["labels"]
-    result = cudf.Index.from_pylibcudf(labels._column.plc_column)
-    result.name = index.name
-    return result
-
-
 def _index_on_host(index: cudf.Index) -> pd.Index:
     if isinstance(index, cudf.RangeIndex):
         return index.to_pandas()
     return pd.Index([], dtype=_dtype_on_host(index.dtype), name=index.name)
 
 
-def _dtype_on_host(dtype: Any) -> Any:
+def _dtype_on_host(dtype: Dtype) -> Any:
     """Dtype that cuDF converts a column of this dtype to, found without a GPU."""
     if isinstance(dtype, cudf.CategoricalDtype):
         return pd.CategoricalDtype(ordered=dtype.ordered)

@@ -2,7 +2,7 @@
 
 import os
 
-from simulated import arrays, memory
+from simulated import arrays, counts, memory
 
 
 def install():
@@ -30,7 +30,7 @@ def install():
 
     def mark_and_count(buffer):
         if not buffer.exposed:
-            memory.count("pinned", buffer.size)
+            counts.count("pinned", buffer.size)
         mark_exposed(buffer)
 
     SpillableBufferOwner.mark_exposed = mark_and_count
