@@ -431,11 +431,13 @@ class LazySource(FrameSource):
 class ReferenceSource(LazySource):
     """Source of partitions of references, of which `take` decodes rows.
 
-    The index of a decoded frame is the place of each row in the order that was asked for.
+    The references are in host memory on both backends. The index of a decoded frame is the place of
+    each row in the order that was asked for.
     """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
-        super().__init__(new_collection(decode.rows), image)
+        super().__init__(new_collection(decode.rows_on_host), image)
+        self._backend = backend_of(decode.rows._meta)  # of what is decoded
         self._last = decode
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
