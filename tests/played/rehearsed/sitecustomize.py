@@ -25,9 +25,10 @@ if os.environ.get("SIMULATED_GPU"):
     def unknown(*args):
         raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
-    for name in dir(pynvml):
-        if name.startswith("nvmlDeviceGet"):
-            setattr(pynvml, name, unknown)
+    for name in ("UtilizationRates", "JpgUtilization", "PcieThroughput", "MemoryInfo"):
+        setattr(pynvml, f"nvmlDeviceGet{name}", unknown)
+    # None that Dask would watch.
+    pynvml.nvmlDeviceGetCount = lambda: 0
     pynvml.nvmlInit = lambda: None
     pynvml.nvmlSystemGetDriverVersion = lambda: "simulated"
     pynvml.nvmlDeviceGetHandleByIndex = lambda number: number
@@ -42,3 +43,8 @@ if os.environ.get("SIMULATED_GPU"):
                 super().__call__(grid, block, args, **options)
 
     cupy.RawKernel = RawKernel
+    cupy.cuda.runtime.getDeviceProperties = lambda number: {
+        "name": b"simulated GPU",
+        "totalGlobalMem": cupy.cuda.runtime.memGetInfo()[1],
+    }
+    cupy.cuda.runtime.driverGetVersion = cupy.cuda.runtime.runtimeGetVersion = lambda: 12090
