@@ -10,19 +10,20 @@ import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 from dask.utils import parse_bytes
 
 from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.typedefs import AnyFrame
 from dask_image_ingest.url_secrets import without_secrets
 
 # Longest representation of a value in an error.
 _MAX_CHARACTERS = 100
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     """Representation of a value for an error: short, on one line, without passwords."""
     try:
         text = repr(value)
@@ -40,26 +41,26 @@ def is_utf8(text: str) -> bool:
         return False
 
 
-def check_choice(argument: str, value: Any, choices: Sequence[str]) -> None:
+def check_choice(argument: str, value: object, choices: Sequence[str]) -> None:
     """Refuse a value that is not one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         *first, last = map(repr, choices)
         raise ArgumentError(f"{argument}={shown(value)}; choose {', '.join(first)} or {last}")
 
 
-def check_flag(argument: str, value: Any) -> None:
+def check_flag(argument: str, value: object) -> None:
     """Refuse a value that is not a bool."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{argument}={shown(value)}: pass True or False")
 
 
-def is_whole(value: Any) -> bool:
+def is_whole(value: object) -> TypeGuard[int]:
     """True for an integer of Python or NumPy; False for a bool."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
 def whole_number(
-    argument: str, value: Any, least: int, advice: str = "", most: float = math.inf
+    argument: str, value: object, least: int, advice: str = "", most: float = math.inf
 ) -> int:
     """Check an integer from ``least`` to ``most``, and return it as an int."""
     number = int(value) if is_whole(value) else least - 1
@@ -69,7 +70,7 @@ def whole_number(
     return number
 
 
-def number_of_bytes(value: Any) -> int | None:
+def number_of_bytes(value: object) -> int | None:
     """Parse a positive number of bytes, or a text such as ``512 MiB``; None if it is neither."""
     nbytes = 0
     with suppress(ValueError, OverflowError):
@@ -80,7 +81,7 @@ def number_of_bytes(value: Any) -> int | None:
     return nbytes if nbytes >= 1 else None
 
 
-def list_of_names(argument: str, value: Any, what: str) -> list[str]:
+def list_of_names(argument: str, value: Iterable[Any], what: str) -> list[str]:
     """Check a list of strings, of any sequence type; ``what`` names its items in the error."""
     # Sets are refused too, since the order matters.
     names = [None] if isinstance(value, (str, bytes, Mapping, set, frozenset)) else list(value)
@@ -89,7 +90,9 @@ def list_of_names(argument: str, value: Any, what: str) -> list[str]:
     return [str(name) for name in names]
 
 
-def column_names(columns: Any, known: Iterable[Any], argument: str = "columns") -> list[Any]:
+def column_names(
+    columns: Iterable[Any], known: Iterable[Any], argument: str = "columns"
+) -> list[Any]:
     """Check ``columns=``, a list of names among the frame's columns ``known``."""
     if isinstance(columns, str):
         raise ArgumentError(f"{argument}={shown(columns)}: pass a list of column names")
@@ -119,7 +122,7 @@ def check_unique(names: Iterable[Any], known: Iterable[Any]) -> None:
         )
 
 
-def check_frame(value: Any, argument: str = "frame") -> None:
+def check_frame(value: AnyFrame, argument: str = "frame") -> None:
     """Refuse a value that is not a dataframe of pandas, cuDF or Dask with unique columns."""
     library = type(value).__module__.partition(".")[0]
     if library not in ("pandas", "cudf", "dask", "dask_cudf") or getattr(value, "ndim", None) != 2:
@@ -128,7 +131,7 @@ def check_frame(value: Any, argument: str = "frame") -> None:
         raise ArgumentError(f"{argument}= has two columns of one name")
 
 
-def path_text(argument: str, value: Any) -> str:
+def path_text(argument: str, value: str | os.PathLike[str]) -> str:
     """Text of a path, pattern or URL; refuses an empty one, and what no file system can name."""
     text = os.fspath(value)
     if not isinstance(text, str) or not text or "\0" in text or not is_utf8(text):
@@ -138,7 +141,7 @@ def path_text(argument: str, value: Any) -> str:
     return text
 
 
-def check_path(argument: str, value: Any) -> None:
+def check_path(argument: str, value: str | os.PathLike[str]) -> None:
     """Refuse a value that is not the path of a file in an existing folder."""
     path = os.fspath(value)
     if os.path.isdir(path) or not os.path.basename(path):
@@ -154,7 +157,7 @@ class StorageOptions(dict[str, Any]):
         return "{" + ", ".join(f"{name!r}: ***" for name in self) + "}"
 
 
-def check_storage_options(value: Any) -> dict[str, Any] | None:
+def check_storage_options(value: object) -> dict[str, Any] | None:
     """Refuse a value that is not a dict of options, and headers with line breaks.
 
     With such headers a file system would report that the file does not exist.

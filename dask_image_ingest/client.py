@@ -37,7 +37,9 @@ class MarkSuspects(SchedulerPlugin):
         """Called by Dask."""
         self._tasks = scheduler.tasks
 
-    def transition(self, key: Key, start: str, finish: str, *args: Any, **kwargs: Any) -> None:
+    def transition(
+        self, key: Key, start: str, finish: str, *args: object, **kwargs: object
+    ) -> None:
         """Annotate a task before it is tried again; called by Dask."""
         if finish == "waiting" and (task := self._tasks[key]).suspicious:
             task.annotations = {**(task.annotations or {}), HAS_KILLED: True}

@@ -20,6 +20,7 @@ import dask
 from dask.bag import from_sequence
 from dask.base import get_scheduler
 from dask.callbacks import Callback
+from dask.typing import Key
 from distributed import Scheduler
 from distributed.metrics import context_meter
 from distributed.scheduler import KilledWorker
@@ -164,13 +165,15 @@ class _Work(Callback):
 
     # Hooks of Dask's local schedulers.
 
-    def _start_state(self, dsk: Any, state: Any) -> None:
+    def _start_state(self, dsk: object, state: object) -> None:
         self._states[id(state)] = state
 
-    def _posttask(self, key: Any, result: Any, dsk: Any, state: Any, worker: Any) -> None:
+    def _posttask(
+        self, key: Key, result: object, dsk: object, state: object, worker: object
+    ) -> None:
         self._done += 1
 
-    def _finish(self, dsk: Any, state: Any, errored: bool) -> None:
+    def _finish(self, dsk: object, state: object, errored: bool) -> None:
         self._states.pop(id(state), None)
 
 

@@ -10,6 +10,7 @@ import dask
 import pandas as pd
 
 from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.typedefs import AnyFrame
 
 #: Kind of an image that is its sample's own; further ones are named by their extension.
 IMAGE = "image"
@@ -103,7 +104,7 @@ def _sizes(readable: pd.DataFrame) -> dict[str, list[int]]:
 
 
 def reduce_partitions(
-    frame: Any, collect: Callable[[Any], Any], merge: Callable[[list[Any]], Any]
+    frame: AnyFrame, collect: Callable[[Any], Any], merge: Callable[[list[Any]], Any]
 ) -> Any:
     """``collect`` a frame; if it is lazy, its partitions, and ``merge`` their results in a tree."""
     if not isinstance(frame, FrameBase):

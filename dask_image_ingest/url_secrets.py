@@ -143,7 +143,7 @@ def _signed(parts: list[str], names: Collection[str] | None = None) -> list[bool
     if not any(secret) and not ("md5" in found and {"expires", "e"} & {*found}):
         return secret
     patterns = (_SECRET, _BESIDE, *([_AZURE] if "sig" in found else []))
-    return [name == "***" or any(each.fullmatch(name) for each in patterns) for name in found]
+    return [name == "***" or any(pattern.fullmatch(name) for pattern in patterns) for name in found]
 
 
 def _names() -> frozenset[str] | None:

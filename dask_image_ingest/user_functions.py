@@ -145,7 +145,7 @@ class _Tokenizer(pickle._Pickler):
         self.dump(value)
         return self._hash.hexdigest()
 
-    def save(self, value: Any, save_persistent_id: bool = True) -> None:
+    def save(self, value: object, save_persistent_id: bool = True) -> None:
         """Write a value; called by pickle for each part of a value."""
         if type(value) is str:  # most parts are
             self.write(repr(value).encode())

@@ -61,8 +61,8 @@ nitpick_ignore_regex = [
     ),
     # What only this package makes: arguments of a class that nobody calls.
     ("py:class", r"dask_image_ingest\..*\.(_\w+|FrameSource|Schedule|Share)"),
-    # Type variables, and short names of Dask's modules, in signatures.
-    ("py:.*", r"(.*\.)?(Frame|Series|d[ad]\.\w+)"),
+    # Type variables and aliases, and short names of modules, in signatures.
+    ("py:.*", r"(.*\.)?(Frame|Series|AnyFrame|Array|(d[ad]|np|pd)\.\w+)"),
 ]
 
 html_theme = "pydata_sphinx_theme"

@@ -6,7 +6,7 @@ import base64
 import re
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -37,6 +37,7 @@ from dask_image_ingest.ops import (
     statistics,
     vectors,
 )
+from dask_image_ingest.typedefs import AnySeries
 
 # Rows that the HTML of `.images` shows, and the edge of a thumbnail in a dataframe's.
 _SHOWN_ROWS = 8
@@ -100,7 +101,7 @@ class FrameImages(Images[Any, Any]):
 class SeriesImages(FrameImages):
     """Pixels of a pandas or cuDF series of images."""
 
-    def __init__(self, series: Any) -> None:
+    def __init__(self, series: AnySeries) -> None:
         super().__init__(as_frame(series))
 
 
@@ -179,11 +180,11 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
 class LazySeriesImages(LazyImages):
     """Pixels of a dask series of images, lazily."""
 
-    def __init__(self, series: Any) -> None:
+    def __init__(self, series: AnySeries) -> None:
         super().__init__(as_frame(series))
 
 
-def _first_image(images: Any) -> Any:
+def _first_image(images: dd.DataFrame) -> Any:
     """A lazy frame with the first row of any partition."""
     heads = images.head(1, npartitions=-1, compute=False)
     decodes = list(heads.simplify().expr.find_operations(Decode))
@@ -201,12 +202,12 @@ def _is_limited(decode: Decode) -> bool:
     return any(read.limit is not None for read in decode.find_operations(Scan))
 
 
-def _first(frame: Any) -> Any:
+def _first(frame: dd.DataFrame) -> Any:
     """Reduce to the first row; partitions are computed once, for this and for the stack."""
     return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)
 
 
-def image_shape(expr: dx.Expr, column: Any) -> ImageShape:
+def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:
     """(height, width, channels) of all images of a column; None for edges that may differ."""
     shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
     height, width, channels = (
@@ -215,7 +216,7 @@ def image_shape(expr: dx.Expr, column: Any) -> ImageShape:
     return height, width, channels
 
 
-def _shape_from(expr: dx.Expr, column: Any) -> ImageShape:
+def _shape_from(expr: dx.Expr, column: Hashable) -> ImageShape:
     """Shape of the images that a source expression produces."""
     shape = None
     if isinstance(expr, Decode) and list(expr.columns).count(column) == 1:
@@ -253,7 +254,7 @@ def frame_html(frame: pd.DataFrame) -> str | None:
     )
 
 
-def _thumbnail_html(image: Any) -> str:
+def _thumbnail_html(image: object) -> str:
     png = image.png(_EDGE) if isinstance(image, DecodedImage) else None
     if png is None:
         return escape(str(image))

@@ -33,12 +33,14 @@ from dask_image_ingest.loader import (
     parse_shard,
 )
 from dask_image_ingest.ops import (
+    ENCODED_FORMATS,
     apply_batch_map,
     encoded_images,
     make_batch_map,
     make_row_map,
     small_images,
 )
+from dask_image_ingest.typedefs import AnyFrame, AnySeries
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ Series = TypeVar("Series")
 class Images(ABC, Generic[Frame, Series]):
     """The methods of ``.images``; those of eager frames compute at once."""
 
-    def __init__(self, frame: Any) -> None:
+    def __init__(self, frame: AnyFrame) -> None:
         self._frame = frame
         # The image column chosen by ``images[column]``; None for the frame's default.
         self._chosen: str | None = None
@@ -555,7 +557,7 @@ class Images(ABC, Generic[Frame, Series]):
         weights: str | None,
         balance: str | None,
         replacement: bool,
-        buckets: Any,
+        buckets: Sequence[tuple[int, int]] | tuple[int, int] | None,
     ) -> Schedule:
         sampling = parse_sampling(weights, balance, replacement, self._columns())
         shapes = parse_buckets(buckets, self._columns())
@@ -765,7 +767,7 @@ class Images(ABC, Generic[Frame, Series]):
         >>> frame.images.encode("webp").iloc[0][:4]
         b'RIFF'
         """
-        check_choice("format", format, ("jpeg", "png", "webp"))
+        check_choice("format", format, tuple(ENCODED_FORMATS))
         quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
         image = self.column
         return self._map(encoded_images, [image], image, format, quality)
@@ -829,12 +831,12 @@ class Images(ABC, Generic[Frame, Series]):
         return list(self._frame.columns)
 
 
-def as_frame(series: Any) -> Any:
+def as_frame(series: AnySeries) -> Any:
     """The series, of any backend, as a frame of one column."""
     return series.to_frame("image" if series.name is None else series.name)
 
 
-def image_column(frame: Any) -> str:
+def image_column(frame: AnyFrame) -> str:
     """The name of a frame's image column; of several, the one called ``image``."""
     names = image_columns(frame)
     if names.count("image") == 1:

@@ -65,6 +65,7 @@ from dask_image_ingest.storage.output import (
     replacement_of,
     swap,
 )
+from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import url_identity
 
 logger = logging.getLogger("dask_image_ingest")
@@ -168,7 +169,7 @@ def checkpoint(
 
 
 def _run_checkpoint(
-    query: FingerprintedQuery, output: OutputStore, meta: Any, *, overwrite: bool
+    query: FingerprintedQuery, output: OutputStore, meta: DataFrame, *, overwrite: bool
 ) -> StoredFrame:
     """Compute and store the missing partitions of a query; return all of them."""
     refuse_sources(
@@ -208,7 +209,7 @@ def _clear(output: OutputStore, apart: OutputStore) -> None:
 
 
 def _compute(
-    query: FingerprintedQuery, output: OutputStore, meta: Any, check_lock: Callable[[], None]
+    query: FingerprintedQuery, output: OutputStore, meta: DataFrame, check_lock: Callable[[], None]
 ) -> StoredFrame:
     """Complete a folder, if it is of this query or new."""
     owner = _owner(output)
@@ -279,7 +280,7 @@ def _difference(old: Mapping[str, Any], new: FingerprintedQuery) -> str:
 class _Run:
     """One call of `checkpoint`: compares the query's partitions with the stored files."""
 
-    def __init__(self, query: FingerprintedQuery, output: OutputStore, meta: Any) -> None:
+    def __init__(self, query: FingerprintedQuery, output: OutputStore, meta: DataFrame) -> None:
         self.query = query
         self.output = output
         self.meta = meta
@@ -486,7 +487,7 @@ def _check_unchanged(
     return current
 
 
-def _inspect(name: str, output: OutputStore, meta: Any) -> PartitionFile | None:
+def _inspect(name: str, output: OutputStore, meta: DataFrame) -> PartitionFile | None:
     """Inspect a partition that a killed run has stored; None if it cannot be read."""
     try:
         with output.open(name) as source, parquet.ParquetFile(source) as file:

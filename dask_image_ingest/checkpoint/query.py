@@ -143,7 +143,7 @@ class FingerprintedQuery:
         return convert_legacy_graph(optimized.__dask_graph__()), optimized.__dask_keys__()
 
 
-def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
+def fingerprint_query(expr: dx.Expr, version: str | None) -> FingerprintedQuery:
     """Fingerprint a frame's query; ``version`` as of `FingerprintedQuery`."""
     splits = _splits_of(expr)
     try:
@@ -166,7 +166,7 @@ def fingerprint_query(expr: Any, version: str | None) -> FingerprintedQuery:
     return FingerprintedQuery(expr, steps, splits, shards, version)
 
 
-def _splits_of(expr: Any) -> tuple[Partition, ...]:
+def _splits_of(expr: dx.Expr) -> tuple[Partition, ...]:
     """The splits that each partition is computed from; raises if it needs anything else, too."""
     for step in expr.walk():
         _check_step(step)
@@ -179,7 +179,7 @@ def _splits_of(expr: Any) -> tuple[Partition, ...]:
     return splits
 
 
-def _check_step(step: Any) -> None:
+def _check_step(step: dx.Expr) -> None:
     if isinstance(step, Scan):
         options, partitions = step.dataset.options, step.dataset.partitions
         if options.shard_errors == "drop" and max(map(len, partitions)) > 1:
@@ -191,7 +191,7 @@ def _check_step(step: Any) -> None:
         raise _not_by_partition(step)
 
 
-def _is_by_partition(step: Any) -> bool:
+def _is_by_partition(step: dx.Expr) -> bool:
     """True if a node computes each partition from the same partition of its operands alone.
 
     Nodes that override how Dask lowers them or builds tasks may do anything.
@@ -210,7 +210,7 @@ def _is_by_partition(step: Any) -> bool:
     )
 
 
-def _not_by_partition(step: Any) -> ArgumentError:
+def _not_by_partition(step: dx.Expr) -> ArgumentError:
     if not step.dependencies():
         return ArgumentError(
             f"checkpoint: the frame begins with {operation_name(step)}, whose shards or files are "
@@ -224,14 +224,14 @@ def _not_by_partition(step: Any) -> ArgumentError:
     )
 
 
-def _of_all_partitions(expr: Any) -> Any:
+def _of_all_partitions(expr: dx.Expr) -> Any:
     """The same query without selections of partitions."""
     while (selection := next(expr.find_operations(dx.Partitions), None)) is not None:
         expr = expr.substitute(selection, selection.frame)
     return expr
 
 
-def _with_splits(expr: Any, splits: Sequence[Partition]) -> Any:
+def _with_splits(expr: dx.Expr, splits: Sequence[Partition]) -> Any:
     """The same query with a partition for each of ``splits``."""
     expr = _of_all_partitions(expr)
     for read in list(expr.find_operations(Read)):
@@ -239,7 +239,7 @@ def _with_splits(expr: Any, splits: Sequence[Partition]) -> Any:
     return expr
 
 
-def _read_of_splits(read: Any, splits: Sequence[Partition]) -> Any:
+def _read_of_splits(read: dx.Expr, splits: Sequence[Partition]) -> Any:
     if isinstance(read, ReadStored):
         numbers = [read.stored.numbers[split] for split in splits]
         return read.substitute_parameters({"_partitions": numbers})

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 from dask.base import tokenize
+from dask.typing import Key
 from pyarrow import parquet
 
 from dask_image_ingest.dask_internals import Task
@@ -19,6 +20,7 @@ from dask_image_ingest.errors import ExportError
 from dask_image_ingest.frames import backend_of, index_columns, with_urls
 from dask_image_ingest.storage import Search, Shard
 from dask_image_ingest.storage.output import OutputStore
+from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import url_identity, without_secrets
 
 
@@ -105,13 +107,15 @@ class ReadStored(KeepsResults):
         """The splits that each partition was computed from."""
         return tuple(self.stored.origins[number] for number in self._partitions)
 
-    def _filtered_task(self, name: Any, index: int) -> Task:
+    def _filtered_task(self, name: Key, index: int) -> Task:
         stored = self.stored
         part, urls = stored.parts[index], stored.urls[index]
         return Task(name, read_part, stored.output, part, self._meta, urls, _data_producer=True)
 
 
-def read_part(output: OutputStore, part: str | None, meta: Any, urls: Mapping[str, str]) -> Any:
+def read_part(
+    output: OutputStore, part: str | None, meta: DataFrame, urls: Mapping[str, str]
+) -> Any:
     """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame."""
     if part is None:
         return meta

@@ -11,7 +11,7 @@ import re
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +48,7 @@ from dask_image_ingest.report import (
 )
 from dask_image_ingest.storage import find_shards, shard_name
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
+from dask_image_ingest.typedefs import AnyFrame
 from dask_image_ingest.view import first_rows, gallery, refuse_source
 
 FINE, BAD_DATA, WRONG_ARGUMENTS, INTERRUPTED = 0, 1, 2, 130
@@ -127,7 +128,11 @@ def sidecar_of(args: argparse.Namespace) -> str | None:
     return None if args.read_sidecar == "none" else args.read_sidecar
 
 
-def read_collection(args: argparse.Namespace, filters: Any = None, **of_shards: Any) -> Any:
+def read_collection(
+    args: argparse.Namespace,
+    filters: Sequence[Any] | predicates.Predicate | None = None,
+    **of_shards: Any,
+) -> Any:
     """Read ``args.paths``: shards, with the options ``of_shards``; or image files, or parquet."""
     options = {"backend": "pandas", "storage_options": args.storage_options, **of_shards}
     read = functools.partial(read_webdataset_images, args.paths, filters=filters, **options)
@@ -138,7 +143,7 @@ def _shards_or_files(
     args: argparse.Namespace,
     of_shards: Callable[[], Any],
     mode: Mode = "RGB",
-    filters: Any = None,
+    filters: Sequence[Any] | predicates.Predicate | None = None,
 ) -> Any:
     """The result of ``of_shards``; if there are no shards at the paths, a frame of files."""
     missing: ShardNotFoundError | None = None
@@ -321,7 +326,7 @@ def _text(lines: list[str], skipped: list[str]) -> str:
     return printable_text("\n".join(lines))
 
 
-def _write_page(frame: Any, table: pd.DataFrame, args: argparse.Namespace) -> None:
+def _write_page(frame: AnyFrame, table: pd.DataFrame, args: argparse.Namespace) -> None:
     if args.html:
         # Images of parquet files have no offset: they are found by the lazy frame alone.
         has_locations = "offset" in table.columns

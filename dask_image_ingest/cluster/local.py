@@ -9,7 +9,7 @@ import contextlib
 import inspect
 import os
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import dask
@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, Nanny, Status, Worker
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import gpus
+from dask_image_ingest.frames import get_backend, gpus
 
 THREADS = "image-ingest.decode-threads"
 
@@ -90,8 +90,9 @@ def start_cluster(
 ) -> Client:
     """Start a cluster on this machine and connect to it.
 
-    Workers have one task thread each. There is one worker per GPU, or without GPUs one per core up
-    to 8, and they share the cores for decoding.
+    There is one worker per GPU, with two task threads: one prepares a partition while the GPU
+    decodes that of the other. Without GPUs there is one worker per core up to 8, with one task
+    thread. They share the cores for decoding.
 
     Parameters
     ----------
@@ -153,7 +154,7 @@ def start_cluster(
     threads = decode_threads or max(1, cores // n_workers)
     settings = {
         "n_workers": n_workers,
-        "threads_per_worker": 1,
+        "threads_per_worker": 2 if use_gpu else 1,
         "dashboard_address": dashboard_address or ":0",
         **kwargs,
     }
@@ -222,7 +223,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _count_devices(devices: Any) -> int:
+def _count_devices(devices: str | Iterable[Any]) -> int:
     """Number of GPUs in ``CUDA_VISIBLE_DEVICES``, a string or list as for dask-cuda."""
     names = devices.split(",") if isinstance(devices, str) else map(str, devices)
     return len({name.strip() for name in names} - {""})
@@ -278,10 +279,10 @@ def _pool(settings: dict[str, Any]) -> dict[str, Any]:
     return settings | {"rmm_pool_size": initial, "rmm_maximum_pool_size": maximum}
 
 
-def _exceeds(size: Any, limit: Any) -> bool:
+def _exceeds(size: str | float, limit: str | float) -> bool:
     """Compare two sizes of GPU memory; only a mix of bytes and shares queries the GPU."""
-    if all(isinstance(number, float) and number <= 1 for number in (size, limit)):
-        return bool(size > limit)
+    if isinstance(size, float) and isinstance(limit, float) and max(size, limit) <= 1:
+        return size > limit
     from dask_cuda.utils import parse_device_bytes
 
     return (parse_device_bytes(size) or 0) > (parse_device_bytes(limit) or 0)
@@ -301,4 +302,5 @@ def _enable_spilling() -> None:
         cudf_spilling.SpillManager(statistic_level=get_option("spill_stats"))
     )
     if get_option("spill_on_demand"):
+        get_backend("cudf")  # sets the pool, in front of which the spilling comes
         cudf_spilling.set_spill_on_demand_globally()

@@ -15,13 +15,15 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from os import PathLike
 from typing import Any, Literal
 
 import dask
 import numpy as np
 import pandas as pd
+from dask.typing import Key
 from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
 from PIL import Image
@@ -74,7 +76,7 @@ class LeaveBrokenGpu(WorkerPlugin):
         self._worker = worker
         self._query: threading.Thread | None = None
 
-    def transition(self, key: Any, start: str, finish: str, **kwargs: Any) -> None:
+    def transition(self, key: Key, start: str, finish: str, **kwargs: object) -> None:
         """Look at the GPU after an error of CUDA; called by Dask."""
         if finish != "error":
             return
@@ -156,7 +158,7 @@ _warming: list[threading.Thread] = []  # at most one
 _STARTING = (Status.created, Status.init, Status.starting)
 
 
-def warm_up(device: Literal["cpu", "gpu"], worker: Any = None) -> None:
+def warm_up(device: Literal["cpu", "gpu"], worker: Worker | None = None) -> None:
     """Decode an image in a thread of its own, once per process.
 
     On a GPU it waits until ``worker`` has started, since the memory pool does not exist before.
@@ -174,7 +176,7 @@ def end_warm_up() -> None:
         _warming.pop().join()
 
 
-def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
+def _decode(device: Literal["cpu", "gpu"], worker: Worker | None) -> None:
     while device == "gpu" and worker is not None and worker.status in _STARTING:
         time.sleep(0.05)
     file = io.BytesIO()
@@ -184,7 +186,7 @@ def _decode(device: Literal["cpu", "gpu"], worker: Any) -> None:
         decode_one(np.frombuffer(file.getvalue(), np.uint8), DecodeSpec(device=device))
 
 
-async def dask_setup(server: Any) -> None:
+async def dask_setup(server: Worker | Scheduler) -> None:
     """Prepare a worker or scheduler with ``--preload dask_image_ingest``; called by Dask."""
     if isinstance(server, Worker):
         await server.plugin_add(LeaveBrokenGpu())
@@ -193,7 +195,7 @@ async def dask_setup(server: Any) -> None:
         await server.register_scheduler_plugin(MarkSuspects(), idempotent=True)
 
 
-def dask_teardown(server: Any) -> None:
+def dask_teardown(server: Worker | Scheduler) -> None:
     """Wait for the warm-up; called by Dask."""
     end_warm_up()
 
@@ -298,7 +300,10 @@ def _device() -> Literal["cpu", "gpu"]:
     return "gpu" if os.environ.get("CUDA_VISIBLE_DEVICES") and gpus() else "cpu"
 
 
-async def _count_shards(paths: Any, storage_options: dict[str, Any] | None) -> int:
+async def _count_shards(
+    paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+    storage_options: dict[str, Any] | None,
+) -> int:
     """Count the shards that this process sees; in a thread, so as not to block the event loop."""
     try:
         return len(await asyncio.to_thread(find_shards, paths, storage_options))
@@ -337,9 +342,9 @@ def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
             f"more threads of workers than cores on {_few(hosts)}: decoding gets slower. Start "
             "fewer workers there, or with fewer threads (--nthreads)"
         )
-    several = table[table["gpu"].notna() & (table["threads"] > 1)]
+    several = table[table["gpu"].notna() & (table["threads"] > 2)]
     if len(several):
-        yield f"{_workers(several)} a GPU and several threads: start them with --nthreads 1"
+        yield f"{_workers(several)} a GPU and more than two threads: start them with --nthreads 2"
     unlimited = table[table["memory_limit"].fillna(0) == 0]
     if len(unlimited):
         yield (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal
@@ -44,6 +44,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.typedefs import AnyFrame
 
 # Twice ThreatExchange's own limit for a match. Unrelated photographs are never as near.
 _MAX_DISTANCE = 64
@@ -276,7 +277,12 @@ def find_overlaps(
 
 
 def _overlaps_of_vectors(
-    train: Any, test: Any, column: str, threshold: float, id_columns: tuple[str, ...], identity: Any
+    train: AnyFrame,
+    test: AnyFrame | str | PathLike[str],
+    column: str,
+    threshold: float,
+    id_columns: tuple[str, ...],
+    identity: str | None,
 ) -> Any:
     if isinstance(test, (str, PathLike)):
         raise ArgumentError(
@@ -304,7 +310,7 @@ def _overlaps_of_vectors(
 
 
 def _join_overlaps(
-    train: Any,
+    train: AnyFrame,
     id_columns: tuple[str, ...],
     ranked: Ranked,
     keys: Keys,
@@ -323,7 +329,7 @@ def _join_overlaps(
     )
 
 
-def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
+def _check(by: object, distance: object, variants: Iterable[Any]) -> tuple[Variant, ...]:
     """Check arguments; return the variants as a tuple."""
     check_choice("by", by, KINDS)
     advice = f"pass 0 to {_MAX_DISTANCE}: bits that PDQ hashes may differ in"
@@ -334,7 +340,7 @@ def _check(by: Any, distance: Any, variants: Any) -> tuple[Variant, ...]:
     return variants
 
 
-def _check_memory(memory: Any) -> int:
+def _check_memory(memory: object) -> int:
     nbytes = number_of_bytes(memory)
     if nbytes is None or nbytes < 64 << 20:
         raise ArgumentError(f"memory={shown(memory)}: pass at least 64 MiB, in bytes or as '2 GiB'")
@@ -342,7 +348,11 @@ def _check_memory(memory: Any) -> int:
 
 
 def _rows_before(
-    rows: Any, by: Kind, identity: str | None, argument: str, storage_options: Any
+    rows: AnyFrame | str | PathLike[str],
+    by: Kind,
+    identity: str | None,
+    argument: str,
+    storage_options: dict[str, Any] | None,
 ) -> Ranked | StoredHashes:
     """Hashes and keys of other rows: those of a folder, or of a frame."""
     if isinstance(rows, (str, PathLike)):

@@ -37,6 +37,7 @@ from dask_image_ingest.ops import (
     make_batch_map,
     unwrapped,
 )
+from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
 
 # Columns of a read that embeddings don't replace.
 _OF_READS = ("__key__", *LOCATION_COLUMNS, *HEADERS, "error")
@@ -101,7 +102,7 @@ def embed(
     return map_images(frame, model, outputs, batch_size, called_by="embed", returns=_VECTORS)
 
 
-def _check_output(frame: Any, column: Any) -> None:
+def _check_output(frame: AnyFrame, column: object) -> None:
     """Refuse a name for the new column of vectors that is of a column which must stay."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     check_frame(meta)
@@ -189,7 +190,9 @@ def compute_scores(
     return frame
 
 
-def compute_similarity(frame: Frame, other: Any, *, column: str = "embedding") -> Frame:
+def compute_similarity(
+    frame: Frame, other: str | Array | Sequence[float], *, column: str = "embedding"
+) -> Frame:
     """Add the cosine of two columns of vectors, such as of images and their captions.
 
     Parameters
@@ -228,7 +231,7 @@ def compute_similarity(frame: Frame, other: Any, *, column: str = "embedding") -
     return from_vectors(frame, (column,), "similarity", function)
 
 
-def _cosines(vectors: Any, others: Any) -> Any:
+def _cosines(vectors: Array, others: Array) -> Any:
     if vectors.shape[-1] != others.shape[-1]:
         raise ArgumentError(
             f"vectors of length {vectors.shape[-1]} and {others.shape[-1]} have no cosine: take "
@@ -318,7 +321,7 @@ def embed_texts(
 class TextMap(BatchMap):
     """``map_batches`` of a column of texts, in which null is the empty text."""
 
-    def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
+    def arguments(self, frame: DataFrame) -> tuple[list[int], list[InputColumn]]:
         """All rows, and their texts."""
         rows, columns = super().arguments(frame)
         texts = [
@@ -327,7 +330,7 @@ class TextMap(BatchMap):
         return rows, [*map(InputColumn, texts)]
 
 
-def _check_text_model(model: Any) -> None:
+def _check_text_model(model: object) -> None:
     """Check that a model, or the class of one, embeds texts."""
     if not callable(getattr(unwrapped(model), "texts", None)):
         raise ArgumentError(
@@ -338,7 +341,7 @@ def _check_text_model(model: Any) -> None:
 
 def classify(
     frame: Frame,
-    model: Any,
+    model: Callable[..., Any] | Array,
     names: Sequence[str],
     *,
     column: str = "embedding",
@@ -405,7 +408,7 @@ def classify(
     return from_vectors(frame, (column,), "class", best_name, pa.string(), directed=True)
 
 
-def _class_vectors(model: Any, texts: list[str]) -> np.ndarray:
+def _class_vectors(model: Callable[..., Any] | Array, texts: list[str]) -> np.ndarray:
     """Vectors of texts of length one: float64 (k, d)."""
     vectors = model
     if callable(model):
@@ -425,7 +428,7 @@ def _class_vectors(model: Any, texts: list[str]) -> np.ndarray:
     return unit(vectors)
 
 
-def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:
+def _softmax(vectors: Array, classes: np.ndarray, scale: float) -> Any:
     if vectors.shape[1] != classes.shape[1]:
         raise ArgumentError(
             f"vectors of length {vectors.shape[1]} and {classes.shape[1]} have no cosine: take "
@@ -438,9 +441,9 @@ def _softmax(vectors: Any, classes: np.ndarray, scale: float) -> Any:
     return values / values.sum(axis=1, keepdims=True)
 
 
-def _class_score(softmax: Callable[..., Any], number: int, vectors: Any) -> Any:
+def _class_score(softmax: Callable[..., Any], number: int, vectors: Array) -> Any:
     return softmax(vectors)[:, number]
 
 
-def _best_name(softmax: Callable[..., Any], names: tuple[str, ...], vectors: Any) -> list[str]:
+def _best_name(softmax: Callable[..., Any], names: tuple[str, ...], vectors: Array) -> list[str]:
     return [names[number] for number in on_host(softmax(vectors).argmax(axis=1)).tolist()]

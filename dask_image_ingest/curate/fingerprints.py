@@ -12,7 +12,7 @@ hash.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +53,7 @@ from dask_image_ingest.frames import (
     reference_columns,
     without,
 )
+from dask_image_ingest.typedefs import AnyFrame, Array, ArrayModule, DataFrame
 from dask_image_ingest.view import references_of_images
 
 _SIDE = 64
@@ -72,7 +73,9 @@ VARIANTS: dict[str, tuple[bool, bool, bool]] = {
 }
 
 
-def pdq(groups: Sequence[Any], xp: Any, variants: tuple[str, ...] = ()) -> tuple[list[Any], Any]:
+def pdq(
+    groups: Sequence[Any], xp: ArrayModule, variants: tuple[str, ...] = ()
+) -> tuple[list[Any], Any]:
     """Hashes of images, then of each variant, uint8 (n, 32), and the quality, uint8 (n,).
 
     ``groups`` are images of one shape each, uint8 (n, height, width, 1 or 3). The quality, 0 to
@@ -91,7 +94,7 @@ def pdq(groups: Sequence[Any], xp: Any, variants: tuple[str, ...] = ()) -> tuple
 
 
 def _reduced(
-    groups: Sequence[Any], reversals: set[tuple[bool, bool]], xp: Any
+    groups: Sequence[Any], reversals: set[tuple[bool, bool]], xp: ArrayModule
 ) -> dict[tuple[bool, bool], Any]:
     """Luma (n, 64, 64) of images, with rows or columns reversed as each of ``reversals`` says."""
     parts: dict[tuple[bool, bool], list[Any]] = {reversal: [] for reversal in reversals}
@@ -108,7 +111,7 @@ def _reduced(
     return {reversal: xp.concatenate(small) for reversal, small in parts.items()}
 
 
-def _hash(small: Any, xp: Any) -> Any:
+def _hash(small: Array, xp: ArrayModule) -> Any:
     """Hash (n, 32): whether each of the 256 lowest frequencies, but DC, exceeds their median."""
     transform = _cosines(xp)
     flat = (transform @ small @ transform.T).reshape(len(small), -1)
@@ -118,7 +121,7 @@ def _hash(small: Any, xp: Any) -> Any:
     return xp.packbits(bits.reshape(-1)).reshape(len(flat), 32)  # CuPy's packbits has no axis=
 
 
-def _quality(small: Any, xp: Any) -> Any:
+def _quality(small: Array, xp: ArrayModule) -> Any:
     """Quality, 0 to 100: the sum of absolute gradients, in whole percents of the range, over 90."""
     gradients = sum(
         xp.abs(xp.trunc(xp.diff(small, axis=axis) * (100 / 255))).sum(axis=(1, 2))
@@ -128,7 +131,7 @@ def _quality(small: Any, xp: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _cosines(xp: Any) -> Any:
+def _cosines(xp: ArrayModule) -> Any:
     """Lowest frequencies of the DCT-II, without the constant term: (16, 64)."""
     frequency = np.arange(1, _FREQUENCIES + 1)[:, None]
     position = 2 * np.arange(_SIDE) + 1
@@ -136,7 +139,7 @@ def _cosines(xp: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _subsampled_boxes(length: int, xp: Any) -> Taps:
+def _subsampled_boxes(length: int, xp: ArrayModule) -> Taps:
     """Resize an axis to 512, filter it by a box twice, and take 64 of the pixels: one filter."""
     weights = np.zeros((_LENGTH, _SIDE))
     sampled = ((np.arange(_SIDE) + 0.5) * _LENGTH / _SIDE).astype(int)
@@ -280,7 +283,7 @@ def compute_fingerprints(
     )
 
 
-def check_variants(variants: Any) -> tuple[Variant, ...]:
+def check_variants(variants: Iterable[Any]) -> tuple[Variant, ...]:
     """The variants as a tuple; an error if one has another name."""
     names: list[Any] = list_of_names("variants", variants, "variants of images")
     for name in names:
@@ -312,11 +315,11 @@ def _digest(*parts: Any) -> str:
     return digest.hexdigest()
 
 
-def _hexadecimal(hashes: Any, backend: Backend) -> list[str]:
+def _hexadecimal(hashes: Array, backend: Backend) -> list[str]:
     return [row.tobytes().hex() for row in backend.host(hashes)]
 
 
-def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
+def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> Any:
     """Add hashes of the encoded images, found by references, location columns or the scan."""
     name = column_of("bytes")
     frame = without(frame, [name])
@@ -347,7 +350,9 @@ def _with_bytes(frame: Any, storage_options: dict[str, Any] | None) -> Any:
     return decoded[[*frame.columns, name]]
 
 
-def _hash_bytes(frame: Any, reference: str | None, storage_options: dict[str, Any] | None) -> Any:
+def _hash_bytes(
+    frame: DataFrame, reference: str | None, storage_options: dict[str, Any] | None
+) -> Any:
     """A partition with hashes of the images of its reference column, or of its location columns."""
     backend = backend_of(frame)
     if reference is None:

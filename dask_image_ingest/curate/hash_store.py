@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -168,7 +169,10 @@ def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
 
 
 def read_hashes(
-    path: Any, by: Kind, argument: str, storage_options: dict[str, Any] | None = None
+    path: str | PathLike[str],
+    by: Kind,
+    argument: str,
+    storage_options: dict[str, Any] | None = None,
 ) -> StoredHashes:
     """Hashes that `write_hashes` stored in a folder; an error if there are none."""
     output = _open(path, argument, storage_options)
@@ -204,7 +208,9 @@ def read_hashes(
     return StoredHashes(Keys(pa.chunked_array(keys, pa.string())), joined, np.concatenate(is_exact))
 
 
-def _open(path: Any, argument: str, storage_options: dict[str, Any] | None) -> OutputStore:
+def _open(
+    path: str | PathLike[str], argument: str, storage_options: dict[str, Any] | None
+) -> OutputStore:
     folder = path_text(argument, path)
     return open_output(folder, HASHES_ADVICE, check_storage_options(storage_options))
 

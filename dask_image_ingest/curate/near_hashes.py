@@ -23,7 +23,7 @@ import functools
 import math
 import os
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -194,7 +194,7 @@ def nearest(hashes: np.ndarray, others: np.ndarray, distance: int, memory: int =
     return unpack(best)
 
 
-def pack(bits: Any, rows: Any) -> Any:
+def pack(bits: int | np.ndarray, rows: np.ndarray) -> Any:
     """Distances and rows in one number, whose minimum is the nearest row."""
     return np.asarray(bits).astype(np.uint64) << _ROW_BITS | np.asarray(rows).astype(np.uint64)
 
@@ -406,7 +406,7 @@ def nearest_matches(
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
-        crowded = [_often([each[side] for each in results], plan) for side in (2, 3)]
+        crowded = [_often([result[side] for result in results], plan) for side in (2, 3)]
         is_final = len(crowded[0]) * len(crowded[1]) > len(numbers) * len(rows) // 4
         numbers, rows = numbers[crowded[0]], rows[crowded[1]]
     return best
@@ -431,7 +431,11 @@ def _at_rows(packed: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _run(
-    task: Any, merge: Any, plan: TablePlan, units: Sequence[Any], *arguments: Any
+    task: Callable[..., Any],
+    merge: Callable[..., Any],
+    plan: TablePlan,
+    units: Sequence[Any],
+    *arguments: Any,
 ) -> list[Any]:
     """Results of a task for each unit of work; `_MERGED` are merged at once."""
     client = client_that_computes()
@@ -452,7 +456,13 @@ def _run(
 
 
 def _counted(
-    number: int, of: int, task: Any, plan: TablePlan, unit: Any, hashes: np.ndarray, *arguments: Any
+    number: int,
+    of: int,
+    task: Callable[..., Any],
+    plan: TablePlan,
+    unit: Any,
+    hashes: np.ndarray,
+    *arguments: Any,
 ) -> Any:
     result = task(plan, unit, hashes, *arguments)
     # Of each task a share, so that all together count each row once.
@@ -535,12 +545,12 @@ def _matches_of_table(
 def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     query, packed, *crowds = zip(*results, strict=True)
     nearest = _nearest_of_each(list(zip(query, packed, strict=True)))
-    return (*nearest, *(np.concatenate(each) for each in crowds))
+    return (*nearest, *(np.concatenate(parts) for parts in crowds))
 
 
 def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     """Queries, without repetitions, and the nearest that ``matches`` have for each, packed."""
-    query, packed = (np.concatenate(each) for each in zip(*matches, strict=True))
+    query, packed = (np.concatenate(parts) for parts in zip(*matches, strict=True))
     order = np.lexsort((packed, query))
     query = query[order]
     is_first = np.ones(len(query), bool)

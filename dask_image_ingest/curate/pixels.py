@@ -16,6 +16,7 @@ from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, BackendName, backend_of, get_backend
 from dask_image_ingest.ops import apply_batch_map, make_batch_map
+from dask_image_ingest.typedefs import AnyFrame, Array, ArrayModule
 
 # Copies of so many full-size images fit into memory beside a partition.
 _BATCH_SIZE = 32
@@ -31,7 +32,7 @@ _WHOLE_WEIGHTS = (77, 150, 29)
 
 
 def map_images(
-    frame: Any,
+    frame: AnyFrame,
     function: Callable[..., Any],
     outputs: Mapping[str, str],
     batch_size: int,
@@ -52,7 +53,7 @@ def map_images(
 
 
 def in_batches(
-    frame: Any,
+    frame: AnyFrame,
     called_by: str,
     function: Callable[..., Mapping[str, Any]],
     outputs: Mapping[str, str],
@@ -75,7 +76,7 @@ def in_batches(
 
 
 def _by_channels(
-    images: Any,
+    images: Array | list[Array],
     function: Callable[..., Mapping[str, Any]],
     backend: BackendName,
     options: Mapping[str, Any],
@@ -107,7 +108,7 @@ def _concatenate(parts: list[Any], backend: Backend) -> Any:
     return backend.numpy.concatenate(parts)
 
 
-def luma(pixels: Any, xp: Any) -> Any:
+def luma(pixels: Array, xp: ArrayModule) -> Any:
     """Luma of pixels uint8 (..., 1 or 3), rounded down: uint8 (...)."""
     if pixels.shape[-1] == 1:
         return pixels[..., 0]
@@ -132,12 +133,12 @@ class Taps(NamedTuple):
         """The same filter for the reversed axis, which has ``length`` pixels."""
         return Taps(length - 1 - self.pixels, self.weights)
 
-    def reduce_rows(self, images: Any, xp: Any) -> Any:
+    def reduce_rows(self, images: Array, xp: ArrayModule) -> Any:
         """Filter rows of images (n, height, width, channels), uint8 as they are."""
         return xp.clip(_filtered_rows(images, self) + 0.5, 0, 255).astype(xp.uint8)
 
 
-def make_taps(matrix: np.ndarray, xp: Any) -> Taps:
+def make_taps(matrix: np.ndarray, xp: ArrayModule) -> Taps:
     """The taps of a filter given as a matrix (new, old)."""
     is_used = matrix != 0
     start = is_used.argmax(axis=1)
@@ -149,7 +150,7 @@ def make_taps(matrix: np.ndarray, xp: Any) -> Taps:
     return Taps(xp.asarray(pixels), xp.asarray(weights, xp.float32))
 
 
-def luma_of_reduced_rows(images: Any, rows: Taps, xp: Any) -> Any:
+def luma_of_reduced_rows(images: Array, rows: Taps, xp: ArrayModule) -> Any:
     """Luma of images (n, height, width, 1 or 3), filtered along rows: float32 (n, new, width)."""
     # Rows first, on uint8 and with all channels at once: fewer pixels are converted to floats.
     reduced = _filtered_rows(images, rows)
@@ -158,19 +159,19 @@ def luma_of_reduced_rows(images: Any, rows: Taps, xp: Any) -> Any:
     return reduced @ xp.asarray(_WEIGHTS, xp.float32)
 
 
-def reduced_columns(gray: Any, columns: Taps, xp: Any) -> Any:
+def reduced_columns(gray: Array, columns: Taps, xp: ArrayModule) -> Any:
     """Filter along columns: (n, rows, width) → (n, rows, new)."""
     return xp.swapaxes(_filtered(xp.swapaxes(gray, 1, 2), columns), 1, 2)
 
 
-def _filtered_rows(images: Any, taps: Taps) -> Any:
+def _filtered_rows(images: Array, taps: Taps) -> Any:
     """Filter rows: uint8 (n, height, width, channels) → float32 (n, new, width, channels)."""
     count, height, width, channels = images.shape
     reduced = _filtered(images.reshape(count, height, width * channels), taps)
     return reduced.reshape(count, -1, width, channels)
 
 
-def _filtered(values: Any, taps: Taps) -> Any:
+def _filtered(values: Array, taps: Taps) -> Any:
     """Filter along axis 1: (n, old, length) → (n, new, length)."""
     result = values[:, taps.pixels[:, 0]] * taps.weights[:, :1]
     for tap in range(1, taps.pixels.shape[1]):
@@ -179,7 +180,7 @@ def _filtered(values: Any, taps: Taps) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def area_taps(length: int, shorter: int, xp: Any) -> Taps:
+def area_taps(length: int, shorter: int, xp: ArrayModule) -> Taps:
     """Area-mean downsampling of an axis from ``length`` to ``shorter`` pixels."""
     return make_taps(area_weights(length, shorter), xp)
 
@@ -195,7 +196,7 @@ def area_weights(length: int, shorter: int) -> np.ndarray:
 
 
 @functools.lru_cache(maxsize=1024)
-def cubic_taps(length: int, shorter: int, xp: Any) -> Taps:
+def cubic_taps(length: int, shorter: int, xp: ArrayModule) -> Taps:
     """Downsampling of an axis by Catmull-Rom splines, as Pillow's ``BICUBIC``."""
     scale = length / shorter
     centers = (np.arange(shorter)[:, None] + 0.5) * scale

@@ -29,6 +29,7 @@ from dask_image_ingest.dataset.plan import assign_columns, select_columns
 from dask_image_ingest.decode import resized_cubic
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import Backend, image_columns
+from dask_image_ingest.typedefs import AnyFrame, AnySeries, Array, ArrayModule, Series
 
 _LEVEL_SIGNALS = ("dark", "light", "entropy", "contrast", "grayscale")
 
@@ -191,7 +192,7 @@ def measure_quality(frame: Frame) -> Frame:
     return result
 
 
-def with_signals(frame: Any, signals: Sequence[str]) -> Any:
+def with_signals(frame: AnyFrame, signals: Sequence[str]) -> Any:
     """Add those of ``signals`` that the frame's columns allow."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     has_images = bool(image_columns(meta))
@@ -282,7 +283,7 @@ def find_issues(frame: Frame) -> Frame:
     return assign_columns(frame, {name: added[name] for name in _ISSUES if name in added})
 
 
-def summarize_issues(frame: Any) -> pd.DataFrame:
+def summarize_issues(frame: AnyFrame) -> pd.DataFrame:
     """Count the images that have each issue; computed at once.
 
     If the frame has images but no signals, this decodes all images, and later uses decode them
@@ -325,7 +326,7 @@ def summarize_issues(frame: Any) -> pd.DataFrame:
     return summary.rename(index=lambda name: name.removeprefix("issue."))
 
 
-def _has_odd_size(areas: Any) -> Any:
+def _has_odd_size(areas: AnySeries) -> Any:
     """Flag the outliers of a column of areas; lazy if it is."""
     if isinstance(areas, FrameBase):
         # Simplified by itself, so that it reads headers. In a query for pixels, the limits would
@@ -342,7 +343,7 @@ def _has_odd_size(areas: Any) -> Any:
 _NO_COUNTS = pd.DataFrame({"area": np.empty(0), "rows": np.empty(0, "int64")})
 
 
-def _count(areas: Any) -> pd.DataFrame:
+def _count(areas: Series) -> pd.DataFrame:
     """Count the rows of each area, on the host: exact for any partitions."""
     counts = areas.dropna().value_counts()
     counts = counts.to_pandas() if hasattr(counts, "to_pandas") else counts
@@ -388,7 +389,7 @@ def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) ->
 
 
 def pixel_signals(
-    groups: Sequence[Any], xp: Any, names: Sequence[str] = PIXEL_SIGNALS
+    groups: Sequence[Any], xp: ArrayModule, names: Sequence[str] = PIXEL_SIGNALS
 ) -> dict[str, Any]:
     """Compute those of ``PIXEL_SIGNALS``, float32 (n,), on NumPy or CuPy.
 
@@ -408,7 +409,7 @@ def pixel_signals(
     return {name: signals[name].astype(xp.float32) for name in names}
 
 
-def _level_signals(groups: Sequence[Any], xp: Any, names: Sequence[str]) -> dict[str, Any]:
+def _level_signals(groups: Sequence[Any], xp: ArrayModule, names: Sequence[str]) -> dict[str, Any]:
     """Signals of histograms of a sample of pixels."""
     # The images are computed in one array of pixels, with the number of each pixel's image: array
     # calls for each image would take longer than their work.
@@ -436,7 +437,7 @@ def _level_signals(groups: Sequence[Any], xp: Any, names: Sequence[str]) -> dict
     return signals
 
 
-def _sampled(images: Any, xp: Any) -> Any:
+def _sampled(images: Array, xp: ArrayModule) -> Any:
     """A sample of the pixels of images of one shape: (n, pixels, channels)."""
     count, height, width, channels = images.shape
     if height * width < 2 * _SAMPLED:
@@ -461,7 +462,7 @@ def _sampled_pixels(height: int, width: int) -> np.ndarray:
     return ((np.arange(_SAMPLED) + inside) * stretch).astype(np.int32)
 
 
-def _brightness(bands: Sequence[Any], xp: Any) -> Any:
+def _brightness(bands: Sequence[Any], xp: ArrayModule) -> Any:
     if len(bands) == 1:
         return bands[0]
     squares = sum(
@@ -471,25 +472,25 @@ def _brightness(bands: Sequence[Any], xp: Any) -> Any:
     return (xp.sqrt(squares) + 0.5).astype(xp.uint8)
 
 
-def _spread(bands: Sequence[Any], xp: Any) -> Any:
+def _spread(bands: Sequence[Any], xp: ArrayModule) -> Any:
     """Largest minus smallest channel of each pixel."""
     # NumPy's max over an axis of three takes 15 times as long.
     return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)
 
 
-def _percentile(counts: Any, percent: int, xp: Any) -> Any:
+def _percentile(counts: Array, percent: int, xp: ArrayModule) -> Any:
     """Percentile of each histogram, 0 to 1: the lowest level with ``percent`` at or below it."""
     below = xp.cumsum(counts, axis=1)
     return (below * 100 < percent * below[:, -1:]).sum(axis=1) / 255
 
 
-def _entropy(counts: Any, xp: Any) -> Any:
+def _entropy(counts: Array, xp: ArrayModule) -> Any:
     """Shannon entropy of each histogram, in bits."""
     share = counts / counts.sum(axis=1, keepdims=True)
     return -(share * xp.log2(xp.where(share > 0, share, 1))).sum(axis=1)
 
 
-def _deviation(counts: Any, xp: Any) -> Any:
+def _deviation(counts: Array, xp: ArrayModule) -> Any:
     """Standard deviation of the levels, 0 to 1, of each histogram."""
     share = counts / counts.sum(axis=1, keepdims=True)
     levels = xp.arange(256) / 255
@@ -497,12 +498,12 @@ def _deviation(counts: Any, xp: Any) -> Any:
     return xp.sqrt((share * (levels - mean[:, None]) ** 2).sum(axis=1))
 
 
-def _histograms(values: Any, offsets: Any, count: int, xp: Any) -> Any:
+def _histograms(values: Array, offsets: Array, count: int, xp: ArrayModule) -> Any:
     """Histograms (count, 256) of uint8 values; ``offsets``: 256 times each value's image number."""
     return xp.bincount((values + offsets).reshape(-1), minlength=256 * count).reshape(count, 256)
 
 
-def _blur(images: Any, xp: Any) -> Any:
+def _blur(images: Array, xp: ArrayModule) -> Any:
     """Score of blur as in cleanvision: low if edges are weak and the histogram is even."""
     gray, count = _thumbnails(images, xp), len(images)
     counts = _histograms(gray.reshape(count, -1), xp.arange(count)[:, None] * 256, count, xp)
@@ -511,7 +512,7 @@ def _blur(images: Any, xp: Any) -> Any:
     return xp.minimum(edges + xp.where(spread > _MIN_SPREAD, spread, 0), 1)
 
 
-def _thumbnails(images: Any, xp: Any) -> Any:
+def _thumbnails(images: Array, xp: ArrayModule) -> Any:
     """Luma of images of one shape at no more than 64 × 64, uint8 (n, height, width)."""
     _, height, width, _ = images.shape
     ratio = max(height, width, _BLUR_SIDE) / _BLUR_SIDE
@@ -523,7 +524,7 @@ def _thumbnails(images: Any, xp: Any) -> Any:
     return luma(xp.swapaxes(small, 1, 2), xp)
 
 
-def _edges(gray: Any, xp: Any) -> Any:
+def _edges(gray: Array, xp: ArrayModule) -> Any:
     """Pillow's ``FIND_EDGES``: 8 × pixel - its neighbours, 0 to 255; the border is unchanged."""
     edges = gray.astype(xp.float32)
     if min(gray.shape[1:]) < 3:
@@ -534,7 +535,7 @@ def _edges(gray: Any, xp: Any) -> Any:
     return edges
 
 
-def _laplacian_variance(images: Any, xp: Any) -> Any:
+def _laplacian_variance(images: Array, xp: ArrayModule) -> Any:
     """Variance of the Laplacian of the luma at no more than 512 × 512, in bands of rows."""
     _, height, width, _ = images.shape
     ratio = max(height, width, _SHARPNESS_SIDE) / _SHARPNESS_SIDE
@@ -551,7 +552,7 @@ def _laplacian_variance(images: Any, xp: Any) -> Any:
 
 
 @functools.lru_cache(maxsize=1024)
-def _banded_taps(height: int, rows: int, xp: Any) -> tuple[Taps, Any]:
+def _banded_taps(height: int, rows: int, xp: ArrayModule) -> tuple[Taps, Any]:
     """Area means for bands of the ``rows``, and which of their inner rows have both neighbours."""
     taps = area_taps(height, rows, xp)
     if rows <= _BANDS * _BAND:
@@ -564,7 +565,7 @@ def _banded_taps(height: int, rows: int, xp: Any) -> tuple[Taps, Any]:
     return Taps(taps.pixels[chosen], taps.weights[chosen]), xp.asarray(inner)
 
 
-def _fine_detail(images: Any, xp: Any) -> Any:
+def _fine_detail(images: Array, xp: ArrayModule) -> Any:
     """Variance of what a reduction to 0.75 and back loses, as a share of that of 0.4 and back.
 
     The luma of windows is reduced and enlarged, by Pillow's ``LANCZOS``. Enlarging adds no
@@ -607,7 +608,7 @@ def _corners(height: int, width: int) -> list[tuple[int, int]]:
 
 
 @functools.lru_cache(maxsize=1)
-def _reductions(xp: Any) -> list[Any]:
+def _reductions(xp: ArrayModule) -> list[Any]:
     """Matrices that reduce an axis of a window to 0.75 and 0.4 of it, and enlarge it again."""
     matrices = []
     for side in (_WINDOW * 3 // 4, _WINDOW * 2 // 5):

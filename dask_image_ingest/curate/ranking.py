@@ -38,6 +38,7 @@ from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import MapColumns, select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -65,7 +66,9 @@ class JoinedColumns:
         return replace(self, ids=np.empty(0, np.uint64), columns=columns)
 
 
-def resolve_identity(frame: Any, identity: Any = None, argument: str = "frame") -> tuple[str, ...]:
+def resolve_identity(
+    frame: AnyFrame, identity: str | None = None, argument: str = "frame"
+) -> tuple[str, ...]:
     """The columns that identify a row, the key first; an error if the frame lacks them."""
     if identity is not None:
         if identity not in frame.columns:
@@ -110,7 +113,7 @@ def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedA
         ) from None
 
 
-def partition_table(frame: Any) -> pa.Table:
+def partition_table(frame: DataFrame) -> pa.Table:
     """A partition in Arrow; an error if a column mixes types."""
     try:
         return backend_of(frame).to_arrow(frame)
@@ -119,7 +122,7 @@ def partition_table(frame: Any) -> pa.Table:
         raise ArgumentError(f"a column of the frame has no type of Arrow: {reason}") from error
 
 
-def join_columns(frame: Any, verdicts: JoinedColumns) -> Any:
+def join_columns(frame: AnyFrame, verdicts: JoinedColumns) -> Any:
     """Add or replace the columns of ``verdicts`` in ``frame``; lazy if the frame is."""
     frame = without(frame, verdicts.columns)
     if not isinstance(frame, FrameBase):
@@ -132,7 +135,7 @@ def join_columns(frame: Any, verdicts: JoinedColumns) -> Any:
     )
 
 
-def _look_up(frame: Any, shared: JoinedColumns | None, empty: JoinedColumns) -> Any:
+def _look_up(frame: DataFrame, shared: JoinedColumns | None, empty: JoinedColumns) -> Any:
     """A partition with its verdicts; ``shared`` is None for the meta, which takes ``empty``."""
     verdicts = empty if shared is None else shared
     backend = backend_of(frame)
@@ -256,7 +259,7 @@ class Ranked:
     is_exact: np.ndarray
 
 
-def with_ranking_columns(frame: Any, keep: Any, by: Kind) -> tuple[Any, list[str]]:
+def with_ranking_columns(frame: AnyFrame, keep: str, by: Kind) -> tuple[Any, list[str]]:
     """The frame with the columns that ``keep`` goes by, and their names.
 
     Signals that are missing are made of the images. Equal images differ in no signal: for other
@@ -287,15 +290,15 @@ def with_ranking_columns(frame: Any, keep: Any, by: Kind) -> tuple[Any, list[str
     return frame, [keep]
 
 
-def _with_signals(frame: Any, names: list[str]) -> Any:
+def _with_signals(frame: AnyFrame, names: list[str]) -> Any:
     return with_signals(frame, [name for name in names if f"quality.{name}" not in frame.columns])
 
 
 def rank_rows(
-    frame: Any,
+    frame: AnyFrame,
     by: Kind,
     variants: Sequence[Variant],
-    keep: Any,
+    keep: str,
     identity: Sequence[str],
 ) -> Ranked:
     """Rank the rows of a frame, computing fingerprints and signals that it lacks.
@@ -339,7 +342,7 @@ class RowsToRank:
 
 
 def _rows_to_rank(
-    frame: Any, hashes: Sequence[str], keep: Any, identity: Sequence[str]
+    frame: DataFrame, hashes: Sequence[str], keep: str, identity: Sequence[str]
 ) -> RowsToRank:
     table = partition_table(frame)
     has_hashes = pc.is_valid(table[hashes[0]])
@@ -367,11 +370,11 @@ def _rows_to_rank(
     return RowsToRank(row_ids(table, identity), words, is_exact, keys, int(left_out))
 
 
-def _booleans(values: Any) -> np.ndarray:
+def _booleans(values: pa.ChunkedArray) -> np.ndarray:
     return np.asarray(values.to_numpy(zero_copy_only=False), bool)
 
 
-def sort_keys(table: pa.Table, keep: Any, identity: Sequence[str]) -> pa.Table:
+def sort_keys(table: pa.Table, keep: str, identity: Sequence[str]) -> pa.Table:
     """Columns to sort rows by: ``rank_by.<n>`` descending, then ``identity.<n>`` ascending."""
     keys = {f"rank_by.{number}": column for number, column in enumerate(_rank_by(table, keep))}
     for number, name in enumerate(identity):
@@ -379,7 +382,7 @@ def sort_keys(table: pa.Table, keep: Any, identity: Sequence[str]) -> pa.Table:
     return pa.table(keys)
 
 
-def _rank_by(table: pa.Table, keep: Any) -> list[pa.ChunkedArray]:
+def _rank_by(table: pa.Table, keep: str) -> list[pa.ChunkedArray]:
     """Numbers of each row, of which the largest stays; the first of them that differ decide."""
     if keep == "first":
         return []

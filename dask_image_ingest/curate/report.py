@@ -25,6 +25,7 @@ from dask_image_ingest.export import source_options_of
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type, reference_columns
 from dask_image_ingest.image_counts import reduce_partitions
 from dask_image_ingest.ops import small_images
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.view import (
     Thumbnails,
     columns_chart,
@@ -152,7 +153,7 @@ def _in_frame(html: str, height: int) -> str:
 
 
 def write_report(
-    frame: Any,
+    frame: AnyFrame,
     path: str | PathLike[str] | None = None,
     *,
     column: str = "embedding",
@@ -274,7 +275,7 @@ def write_report(
     )
 
 
-def _plan(frame: Any, column: str, identity: tuple[str, ...]) -> ReportPlan:
+def _plan(frame: AnyFrame, column: str, identity: tuple[str, ...]) -> ReportPlan:
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     names = [name for name in frame.columns if isinstance(name, str)]
     signals = {
@@ -347,7 +348,7 @@ class Summary:
     points: pd.DataFrame | None = None
 
 
-def _summary(frame: Any, plan: ReportPlan) -> Summary:
+def _summary(frame: DataFrame, plan: ReportPlan) -> Summary:
     """Summarize one partition."""
     backend = backend_of(frame)
     names = [name for name in frame.columns if name != plan.vectors]
@@ -427,7 +428,7 @@ def _round(values: pd.Series) -> pd.Series:
     return pd.Series(np.ldexp(np.round(mantissa * 2**_MANTISSA), exponent - _MANTISSA))
 
 
-def _images(frame: Any, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
+def _images(frame: AnyFrame, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
     """``columns`` of a frame, with small images from its images or references."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     names = image_columns(meta)
@@ -490,7 +491,7 @@ class _RowThumbnails:
         self,
         tables: list[pd.DataFrame],
         identity: tuple[str, ...],
-        images: Any,
+        images: AnyFrame | None,
         storage_options: dict[str, Any] | None,
     ) -> None:
         self._identity = list(identity)
@@ -596,7 +597,7 @@ def _labels(edges: np.ndarray) -> list[str]:
 
 
 def _group_rows(
-    frame: Any, name: str, summary: Summary, plan: ReportPlan, locations: list[str]
+    frame: AnyFrame, name: str, summary: Summary, plan: ReportPlan, locations: list[str]
 ) -> pd.DataFrame:
     """Rows of the groups with the largest differences, the kept row of each group first."""
     distance, largest = _GROUPED[name]

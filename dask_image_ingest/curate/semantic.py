@@ -52,6 +52,7 @@ from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 from dask_image_ingest.image_counts import reduce_partitions
+from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
 
 # Up to so many vectors are one cluster: all pairs are compared.
 _BRUTE_FORCE_MAX = 4096
@@ -215,7 +216,7 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
     return from_vectors(frame, (column,), "cluster", nearest, pa.int32(), directed=True)
 
 
-def _sample(frame: Any, column: str, count: int, seed: int) -> _Sample:
+def _sample(frame: DataFrame, column: str, count: int, seed: int) -> _Sample:
     """Bottom-k sample of a partition: the vectors with the ``count`` smallest hashes."""
     _, vectors = valid_vectors(frame, column)
     vectors = np.ascontiguousarray(unit(vectors)) if len(vectors) else vectors
@@ -238,13 +239,13 @@ def _smallest(hashes: np.ndarray, vectors: np.ndarray, count: int) -> _Sample:
     return hashes[order], vectors[order]
 
 
-def _nearest(vectors: Any, centers: np.ndarray) -> Any:
+def _nearest(vectors: Array, centers: np.ndarray) -> Any:
     # In float64, so that the result of a row does not depend on its partition.
     products = vectors.astype(np.float64) @ to_device_of(centers.astype(np.float64), vectors).T
     return products.argmax(axis=1)
 
 
-def check_threshold(threshold: Any) -> None:
+def check_threshold(threshold: object) -> None:
     """Raise ``ArgumentError`` if this is no cosine, above 0 and up to 1."""
     # Written as a range, which rejects NaN.
     if not (isinstance(threshold, (int, float, np.number)) and 0 < threshold <= 1):
@@ -252,7 +253,7 @@ def check_threshold(threshold: Any) -> None:
 
 
 def rank_vectors(
-    frame: Any, column: str, keep: Any, identity: tuple[str, ...]
+    frame: AnyFrame, column: str, keep: str, identity: tuple[str, ...]
 ) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their unit vectors, float32 (n, d)."""
     frame, rank_by = with_ranking_columns(frame, keep, "bytes")
@@ -292,7 +293,7 @@ def rank_vectors(
 
 
 def _rows_to_rank(
-    frame: Any, column: str, keep: Any, identity: tuple[str, ...]
+    frame: DataFrame, column: str, keep: str, identity: tuple[str, ...]
 ) -> tuple[RowsToRank, np.ndarray]:
     rows, vectors = valid_vectors(frame, column)
     table = partition_table(without(frame, [column])).take(pa.array(rows))
@@ -301,7 +302,7 @@ def _rows_to_rank(
     return RowsToRank(row_ids(table, identity), no_hashes, is_exact, keys), vectors
 
 
-def nearest_kept_vectors(vectors: Any, threshold: float) -> tuple[np.ndarray, np.ndarray]:
+def nearest_kept_vectors(vectors: Array, threshold: float) -> tuple[np.ndarray, np.ndarray]:
     """Greedy deduplication: keep a row unless a kept row before it is near.
 
     ``vectors`` is float32 (n, d), NumPy or CuPy, each of length one; ``threshold`` is the least
@@ -368,7 +369,7 @@ class Clusters:
     "Positions" are those of rows in a block of queries.
     """
 
-    def __init__(self, vectors: Any, threshold: float) -> None:
+    def __init__(self, vectors: Array, threshold: float) -> None:
         self._vectors = vectors
         self._centers = _centers(vectors)
         products = on_host(self._centers @ self._centers.T)
@@ -451,7 +452,7 @@ class Clusters:
 class _Rows:
     """Growing arrays of rows and their vectors."""
 
-    def __init__(self, vectors: Any) -> None:
+    def __init__(self, vectors: Array) -> None:
         self._all = vectors
         self._rows = np.empty(0, np.int64)
         self._vectors = vectors[:0]
@@ -493,7 +494,7 @@ def _deduplicate_block(
     return np.array([*keeper], np.int64), np.array([*keeper.values()], np.int64)
 
 
-def _centers(vectors: Any) -> Any:
+def _centers(vectors: Array) -> Any:
     """Centers of √n clusters, by k-means of a sample with a fixed seed: float32 (clusters, d)."""
     if len(vectors) <= _BRUTE_FORCE_MAX:
         return to_device_of(np.ones((1, vectors.shape[1]), np.float32), vectors)
@@ -503,7 +504,9 @@ def _centers(vectors: Any) -> Any:
     return k_means(vectors[to_device_of(sample, vectors)], count, random)
 
 
-def k_means(vectors: Any, count: int, random: np.random.Generator, *, spread: bool = False) -> Any:
+def k_means(
+    vectors: Array, count: int, random: np.random.Generator, *, spread: bool = False
+) -> Any:
     """Centers of ``count`` clusters: unit vectors, float32 (count, d), where ``vectors`` are.
 
     ``vectors`` are float32 (n, d), NumPy or CuPy, each of length one, n at least ``count``.
@@ -531,7 +534,7 @@ def k_means(vectors: Any, count: int, random: np.random.Generator, *, spread: bo
     return centers
 
 
-def _spread(vectors: Any, count: int, random: np.random.Generator) -> np.ndarray:
+def _spread(vectors: Array, count: int, random: np.random.Generator) -> np.ndarray:
     """Greedy k-means++ (Arthur and Vassilvitskii 2007): numbers of ``count`` unit vectors.
 
     Each is the best of a few that are drawn by their squared distance to the nearest one before.

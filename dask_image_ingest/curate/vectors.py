@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from dask_image_ingest.dataset.plan import MapColumns, select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type, without
 from dask_image_ingest.ops import BatchMap, InputColumn, call_once, make_batch_map, vectors
+from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
 
 _FLOAT = pa.float32()
 
@@ -24,7 +25,7 @@ _FLOAT = pa.float32()
 _TIE_BREAKERS = ("__key__", "__url__", "offset")
 
 
-def check_vectors(frame: Any, column: Any) -> None:
+def check_vectors(frame: AnyFrame, column: object) -> None:
     """Raise ``ArgumentError`` if the frame lacks this column."""
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     if column not in frame.columns:
@@ -34,7 +35,7 @@ def check_vectors(frame: Any, column: Any) -> None:
         )
 
 
-def valid_vectors(frame: Any, column: str) -> tuple[np.ndarray, np.ndarray]:
+def valid_vectors(frame: DataFrame, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Rows of a pandas or cuDF frame whose vector is not null, finite and not zero.
 
     Their positions, int64 (n,), and their vectors, float32 (n, d), on the host.
@@ -57,7 +58,7 @@ def has_direction(vectors: np.ndarray) -> np.ndarray:
     return usable
 
 
-def _vectors(frame: Any, column: str) -> Any:
+def _vectors(frame: DataFrame, column: str) -> Any:
     """The vectors of a frame whose column has no nulls: (n, d)."""
     dtype = frame[column].dtype
     fixed = isinstance(dtype, pd.ArrowDtype) and pa.types.is_fixed_size_list(dtype.pyarrow_dtype)
@@ -78,7 +79,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     )
 
 
-def to_device_of(array: np.ndarray, vectors: Any) -> Any:
+def to_device_of(array: np.ndarray, vectors: Array) -> Any:
     """Move an array to the memory, and the library, of ``vectors``."""
     if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
         return array
@@ -87,7 +88,7 @@ def to_device_of(array: np.ndarray, vectors: Any) -> Any:
     return cupy.asarray(array)
 
 
-def as_numbers(value: Any) -> np.ndarray:
+def as_numbers(value: object) -> np.ndarray:
     """Numbers of NumPy, CuPy or torch, or lists of them, as an array on the host.
 
     ``TypeError`` or ``ValueError`` if they are none.
@@ -102,13 +103,13 @@ def as_numbers(value: Any) -> np.ndarray:
     return array
 
 
-def on_host(array: Any) -> np.ndarray:
+def on_host(array: Array) -> np.ndarray:
     """Copy a CuPy array to NumPy."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
 def from_vectors(
-    frame: Any,
+    frame: AnyFrame,
     columns: tuple[str, ...],
     name: str,
     function: Callable[..., Any],
@@ -134,7 +135,7 @@ def from_vectors(
 
 
 def _map_vectors(
-    frame: Any,
+    frame: DataFrame,
     columns: tuple[str, ...],
     name: str,
     function: Callable[..., Any],
@@ -169,7 +170,7 @@ class VectorMap(BatchMap):
 
     length: int | None = None  # that each vector must have
 
-    def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
+    def arguments(self, frame: DataFrame) -> tuple[list[int], list[InputColumn]]:
         """The rows that have a vector, and the vectors."""
         (column,) = self.inputs
         present = frame[column].notnull()
@@ -186,7 +187,7 @@ class VectorMap(BatchMap):
 
 
 def vector_map(
-    frame: Any,
+    frame: AnyFrame,
     column: str,
     length: int | None,
     function: Callable[..., Any],
@@ -203,8 +204,8 @@ def vector_map(
 
 
 def find_nearest(
-    frame: Any,
-    query: Any,
+    frame: AnyFrame,
+    query: Array | Sequence[float] | Sequence[Sequence[float]],
     k: int = 10,
     *,
     column: str = "embedding",
@@ -279,7 +280,7 @@ def find_nearest(
     return found.reset_index(drop=True)
 
 
-def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
+def _queries(query: object, model: Callable[..., Any] | None) -> np.ndarray:
     array = _on_host(query)
     if model is not None:
         if array.dtype != np.uint8 or array.ndim not in (3, 4):
@@ -300,14 +301,14 @@ def _queries(query: Any, model: Callable[..., Any] | None) -> np.ndarray:
     return unit(queries)
 
 
-def _on_host(value: Any, given: str = "query=") -> np.ndarray:
+def _on_host(value: object, given: str = "query=") -> np.ndarray:
     try:
         return as_numbers(value)
     except (TypeError, ValueError):
         raise ArgumentError(f"{given}{shown(value)}: pass an array of numbers") from None
 
 
-def _find(frame: Any, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
+def _find(frame: DataFrame, queries: np.ndarray, k: int, column: str) -> pd.DataFrame:
     """The nearest rows of a partition, for each query."""
     rows, vectors = valid_vectors(frame, column)
     if len(rows) and vectors.shape[1] != queries.shape[1]:

@@ -27,10 +27,18 @@ from dask_image_ingest.dataset.references.make_references import (
 )
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import image_field
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import (
+    MAX_PIXELS,
+    Augment,
+    Interpolation,
+    Mode,
+    Resize,
+    make_decode_spec,
+)
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_pipes_allowed
+from dask_image_ingest.typedefs import DataFrame
 
 # A dataframe of Dask, pandas or cuDF.
 Frame = TypeVar("Frame", bound=Any)
@@ -42,6 +50,8 @@ def decode_images(
     image: str | Sequence[str] | Mapping[str, str] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -71,7 +81,9 @@ def decode_images(
         in Hugging Face tables. Rows without bytes are ``missing``: a path alone is not opened. The
         images take its place, or with a mapping, ``{"image": "jpg"}``, are a new column. To decode
         several columns with different options, call the function once for each.
-    size, resize, augment, transform, mode, errors, max_pixels, allow_pipes, storage_options
+    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels
+        As for :func:`read_webdataset_images`.
+    allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
     Returns
@@ -120,6 +132,8 @@ def decode_images(
         device=backend_of(meta).device,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,
@@ -143,14 +157,16 @@ def decode_images(
     return new_collection(Decode(rows, images, error_filter(errors)))
 
 
-def _error_column(image: str, meta: Any) -> str:
+def _error_column(image: str, meta: DataFrame) -> str:
     """The name of an image column's error column: ``error`` if free, and it is the only image."""
     others = {*image_columns(meta), *reference_columns(meta)} - {image}
     only_one = not others and "error" not in meta.columns
     return "error" if only_one else image_field(image, "error")
 
 
-def _parse_image(image: Any, references: list[str]) -> tuple[list[str], str, str | None]:
+def _parse_image(
+    image: str | Sequence[str] | Mapping[str, str] | None, references: list[str]
+) -> tuple[list[str], str, str | None]:
     """The argument ``image=``: columns of references to decode; else a new column, and its source.
 
     The source is a column of encoded images; None for locations.
@@ -176,7 +192,7 @@ def _parse_image(image: Any, references: list[str]) -> tuple[list[str], str, str
     return [], names[0], names[0]
 
 
-def _check_locations(meta: Any) -> None:
+def _check_locations(meta: DataFrame) -> None:
     missing = [name for name in LOCATION_COLUMNS if name not in meta.columns]
     if missing:
         raise ArgumentError(

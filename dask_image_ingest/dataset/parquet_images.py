@@ -39,7 +39,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     column_type,
     frame_names,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -59,6 +59,8 @@ def read_parquet_images(
     key: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -95,7 +97,7 @@ def read_parquet_images(
         The column of the files with the key of each row, for ``__key__``. By default a column
         ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
-    size, resize, augment, transform, mode, errors, max_pixels, backend
+    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
@@ -150,6 +152,8 @@ def read_parquet_images(
         decode=decode,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,
@@ -186,7 +190,7 @@ def read_parquet_images(
     return new_collection(read_of(dataset, selected, predicate, decode))
 
 
-def _parse_column(name: Any) -> tuple[str, ...]:
+def _parse_column(name: object) -> tuple[str, ...]:
     if not isinstance(name, str):
         raise ArgumentError(f"{shown(name)} is not the name of a column of encoded images")
     return (name,)

@@ -54,7 +54,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -72,13 +72,15 @@ from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
 def read_webdataset_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence[Any] | None = None,
+    filters: Sequence[Any] | Predicate | None = None,
     *,
     image: ImageChoice = IMAGE_EXTENSIONS,
     members: str | Mapping[str, Any] = "infer",
     json_fields: Mapping[str, Any] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -137,8 +139,15 @@ def read_webdataset_images(
         keep their size.
     resize
         ``"stretch"`` to ``size``; cover it and ``"crop"``; fit inside and ``"pad"`` with black; or
-        scale the ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
-        ``"nearest"`` (labels only) stretches.
+        scale the ``"shorter"`` or ``"longer"`` edge to it. Sizes and places are rounded as those of
+        torchvision's ``Resize`` and ``CenterCrop``. ``"nearest"`` (labels only) stretches.
+    interpolation
+        ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``, always antialiased, as Pillow's filters.
+        Also for ``augment``. Labels and stored values take the nearest pixel.
+    crop_from
+        With ``resize="crop"``, the shorter edge of the image from which ``size`` is cut, at least
+        the edges of ``size``: ``size=224, resize="crop", crop_from=256`` is torchvision's
+        ``Resize(256)`` and ``CenterCrop(224)``. By default the image just covers ``size``.
     augment
         ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
         region of each image is decoded, resized to ``size`` and mirrored at random. All image
@@ -265,6 +274,8 @@ def read_webdataset_images(
         decode=decode,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,
@@ -386,7 +397,10 @@ def filter_rows(frame: ImageDataFrame, predicate: Predicate) -> ImageDataFrame:
 
 
 def asked_for(
-    schema: Schema, columns: Sequence[str] | None, filters: Any, decode: bool
+    schema: Schema,
+    columns: Sequence[str] | None,
+    filters: Sequence[Any] | Predicate | None,
+    decode: bool,
 ) -> tuple[list[str] | None, Predicate | None]:
     """The arguments ``columns=``, None for all, and ``filters=``."""
     types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}

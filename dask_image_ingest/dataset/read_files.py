@@ -19,12 +19,13 @@ from dask_image_ingest.dataset.plan.base_nodes import Read
 from dask_image_ingest.dataset.references.fetch import field_of, references_of
 from dask_image_ingest.frames import backend_of, reference_columns
 from dask_image_ingest.storage import PARQUET, Search
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 # Dask searches hidden folders, too.
 _OF_DASK = replace(PARQUET, hidden=())
 
 
-def files_read(frame: Any) -> set[str]:
+def files_read(frame: AnyFrame | dx.Expr) -> set[str]:
     """Paths and URLs of all files that a frame, or its query, reads, whatever rows it keeps.
 
     Shards with their sidecars and indexes, image files, parquet files, stored partitions. What the
@@ -35,7 +36,7 @@ def files_read(frame: Any) -> set[str]:
     return set(_files_read(expr)) if isinstance(expr, dx.Expr) else files_of_rows(frame)
 
 
-def files_of_rows(frame: Any) -> set[str]:
+def files_of_rows(frame: DataFrame) -> set[str]:
     """The shards and files that the rows of a pandas or cuDF frame refer to."""
     if "__url__" in frame.columns:
         urls = [backend_of(frame).to_arrow(frame[["__url__"]]).column(0)]
@@ -46,7 +47,7 @@ def files_of_rows(frame: Any) -> set[str]:
     return {url for column in found for url in column if isinstance(url, str) and "\0" not in url}
 
 
-def _files_read(expr: Any) -> Iterator[str]:
+def _files_read(expr: dx.Expr) -> Iterator[str]:
     for step in _steps(expr):
         if isinstance(step, Read):
             yield from step.files_read
@@ -54,7 +55,7 @@ def _files_read(expr: Any) -> Iterator[str]:
             yield from _of_dask(step)
 
 
-def _steps(expr: Any) -> Iterator[Any]:
+def _steps(expr: dx.Expr) -> Iterator[Any]:
     """The operations of a query, also of one that is optimized."""
     for step in expr.walk():
         if isinstance(step, dx.Fused):
@@ -63,7 +64,7 @@ def _steps(expr: Any) -> Iterator[Any]:
             yield step
 
 
-def searches_of_frame(frame: Any) -> set[Search]:
+def searches_of_frame(frame: AnyFrame | dx.Expr) -> set[Search]:
     """The folders and globs where a frame, or its query, has found the files that it reads.
 
     Empty for rows in memory.
@@ -72,7 +73,7 @@ def searches_of_frame(frame: Any) -> set[Search]:
     return set(_searches(expr)) if isinstance(expr, dx.Expr) else set()
 
 
-def _searches(expr: Any) -> Iterator[Search]:
+def _searches(expr: dx.Expr) -> Iterator[Search]:
     for step in _steps(expr):
         if isinstance(step, Read):
             yield from step.searches
@@ -82,7 +83,7 @@ def _searches(expr: Any) -> Iterator[Search]:
                 yield Search(_url_of(_file_system(step), os.fspath(path)), _OF_DASK)
 
 
-def _of_dask(read: Any) -> Iterator[str]:
+def _of_dask(read: dx.ReadParquet) -> Iterator[str]:
     """The files of a read of Dask's own."""
     info, fs = read._dataset_info, _file_system(read)
     files = info["ds"].files if "ds" in info else [file.path for file in info["all_files"]]
@@ -90,7 +91,7 @@ def _of_dask(read: Any) -> Iterator[str]:
         yield _url_of(fs, path)
 
 
-def _file_system(read: Any) -> Any:
+def _file_system(read: dx.ReadParquet) -> Any:
     return read._dataset_info.get("fs") or read.fs
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.typedefs import Array, ArrayModule, ImageBatch
 
 #: Type of a pixel's value by its size in bytes: a column stores the size only.
 VALUE_TYPES: dict[int, np.dtype[Any]] = {
@@ -97,7 +98,7 @@ class EncodedImages:
 class PixelBuffer(Protocol):
     """Flat buffer to which decoded images are appended."""
 
-    def append(self, images: Any) -> None:
+    def append(self, images: ImageBatch) -> None:
         """Append a batch: a DALI tensor list, or a list of arrays or DALI tensors.
 
         Each image has the shape (height, width, channels). On a CPU it may be a `ResizedImage`.
@@ -148,7 +149,7 @@ class Pixels:
         return Pixels(flat, self.shapes[rows], errors, itemsizes)
 
 
-def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: Any) -> Pixels:
+def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: ArrayModule) -> Pixels:
     """Copy arrays (height, width, channels), None for a missing image, to one `Pixels`.
 
     ``numpy`` is the images' array module, NumPy or CuPy.
@@ -166,12 +167,12 @@ def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: Any) -
     )
 
 
-def as_bytes(image: Any, numpy: Any = np) -> Any:
+def as_bytes(image: Array, numpy: ArrayModule = np) -> Any:
     """View an array as flat uint8; a copy only if it is not contiguous."""
     return numpy.ascontiguousarray(image).reshape(-1).view(np.uint8)
 
 
-def from_bytes(data: Any, shape: Sequence[int]) -> Any:
+def from_bytes(data: Array, shape: Sequence[int]) -> Any:
     """View flat uint8 as an image of ``shape``; a copy only if the bytes are not aligned.
 
     Raises

@@ -23,6 +23,7 @@ from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer,
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage, Header
 from dask_image_ingest.errors import DaskImageIngestError
+from dask_image_ingest.typedefs import ImageBatch
 
 # Set sys.path before the import, which may depend on it.
 _START = (
@@ -185,7 +186,7 @@ class _OneImage:
     def __init__(self) -> None:
         self.pixels: np.ndarray | None = None
 
-    def append(self, images: Any) -> None:
+    def append(self, images: ImageBatch) -> None:
         for image in images:
             self.pixels = np.array(image.as_cpu() if hasattr(image, "as_cpu") else image)
 

@@ -18,11 +18,12 @@ from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage
-from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet, decoders_for
+from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
 from dask_image_ingest.environment import refuse_other_version
+from dask_image_ingest.typedefs import ImageBatch
 
 
 def decode(
@@ -110,28 +111,24 @@ def decode_in_batches(
     shapes = np.zeros((len(images), 3), np.int32)
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
     schedule = BatchPlanner(images, decoding)
-    dali = decoders_for(decoding)
+    dali = schedule.decoders()
     scaled = None
     if decoding.scaled and any_reduced(images.headers, decoding):
         scaled = ScaledDecoder(decoding, dali)
-    # A scaled decode runs in the shared thread pool and takes the lock only for its DALI batches.
-    with nullcontext() if scaled else dali.lock:
-        try:
-            dali.clear()
-            for batch, decoded in _dali_outputs(schedule, scaled, dali):
-                schedule.learn(_rows_without_image(batch.dali_rows, decoded))
-                rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
-                if decoding.resized_here:
-                    decoded = _resized(decoded, rows, batch, decoding)
-                if rows and dali.transform is not None:
-                    origins = [images.origin(row) for row in rows]
-                    decoded = dali.transform.run(_materialized(decoded), origins)
-                shapes[rows] = _shapes(decoded)
-                if itemsizes is not None:
-                    itemsizes[rows] = [image.dtype.itemsize for image in decoded]
-                buffer.append(decoded)
-        finally:
-            dali.clear()
+    # A scaled decode runs in the shared thread pool, and hands DALI the few images that remain.
+    with nullcontext() if scaled else dali.partitions:
+        for batch, decoded in _dali_outputs(schedule, scaled, dali):
+            schedule.learn(_rows_without_image(batch.dali_rows, decoded))
+            rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
+            if decoding.resized_here:
+                decoded = _resized(decoded, rows, batch, decoding)
+            if rows and dali.transform is not None:
+                origins = [images.origin(row) for row in rows]
+                decoded = dali.transform.run(_materialized(decoded), origins)
+            shapes[rows] = _shapes(decoded)
+            if itemsizes is not None:
+                itemsizes[rows] = [image.dtype.itemsize for image in decoded]
+            buffer.append(decoded)
     return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 
@@ -151,7 +148,11 @@ def _dali_outputs(
 
 
 def _with_pillow(
-    batch: Batch, images: Any, schedule: BatchPlanner, errors: list[str | None], dali: DecoderSet
+    batch: Batch,
+    images: ImageBatch,
+    schedule: BatchPlanner,
+    errors: list[str | None],
+    dali: DecoderSet,
 ) -> tuple[list[int], Any]:
     """Add Pillow's images to DALI's, and record errors.
 
@@ -177,7 +178,7 @@ def _with_pillow(
     return rows, [by_row[row] for row in rows]
 
 
-def _shapes(images: Any) -> Any:
+def _shapes(images: ImageBatch) -> Any:
     if not isinstance(images, list):
         return images.shape()
     return np.array([_shape(image) for image in images], np.int32).reshape(-1, 3)
@@ -187,7 +188,7 @@ def _shape(image: Any) -> tuple[int, ...]:
     return image.shape() if callable(image.shape) else image.shape
 
 
-def _rows_without_image(rows: list[int], images: Any) -> list[int]:
+def _rows_without_image(rows: list[int], images: ImageBatch) -> list[int]:
     if not isinstance(images, list):
         return []
     return [row for row, image in zip(rows, images, strict=True) if image is None]
@@ -210,12 +211,11 @@ def _pillow_outputs(
     if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
         return arrays
     items: list[Item] = list(arrays.values())
-    if decoding.augment is not None:
-        mirrored = [batch.regions[row].mirrored for row in arrays]
+    if decoding.takes_regions:
         items = [
             # DALI takes no views.
-            (np.ascontiguousarray(array), Region(0, 0, array.shape[0], array.shape[1], flip))
-            for array, flip in zip(arrays.values(), mirrored, strict=True)
+            (np.ascontiguousarray(array), Region.whole(array, batch.regions[row].mirrored))
+            for row, array in arrays.items()
         ]
     return dict(zip(arrays, dali.resize(items), strict=True))
 
@@ -231,25 +231,25 @@ def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPl
     return tuple(shape[:2]) == (expected.height, expected.width)
 
 
-def _resized(images: Any, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
+def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
     """The images of a batch, to be resized when they are written to the buffer."""
-    assert decoding.size is not None
-    resized = [
-        image
-        if isinstance(image, ResizedImage)
-        else ResizedImage(
-            image,
-            decoding.size,
-            decoding.resize,
-            nearest=decoding.nearest,
-            mirrored=row in batch.regions and batch.regions[row].mirrored,
+    resized = []
+    for row, image in zip(rows, images, strict=True):
+        if isinstance(image, ResizedImage):
+            resized.append(image)
+            continue
+        pixels, region = np.asarray(image), batch.regions.get(row)
+        geometry = decoding.geometry(*pixels.shape[:2])
+        mirrored = region is not None and region.mirrored
+        # Random pixels need not be those of another library.
+        exact = region is None
+        resized.append(
+            ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )
-        for row, image in zip(rows, images, strict=True)
-    ]
     return resized if decoding.device == "cpu" else [np.asarray(image) for image in resized]
 
 
-def _materialized(images: Any) -> Any:
+def _materialized(images: ImageBatch) -> Any:
     """The images of a batch for a transform: DALI's, or all as arrays."""
     if not isinstance(images, list):
         return images

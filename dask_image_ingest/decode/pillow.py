@@ -49,7 +49,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, Final
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageFile
 from PIL.TiffImagePlugin import COMPRESSION_INFO, PHOTOMETRIC_INTERPRETATION, TiffImageFile
 
 from dask_image_ingest.decode.decode_spec import Mode
@@ -150,7 +150,7 @@ def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
     BadImage
     """
 
-    def draft(image: Any) -> None:
+    def draft(image: Image.Image) -> None:
         image.draft(mode, (image.width // factor, image.height // factor))
 
     with _loaded(encoded, "jpeg", draft) as image:
@@ -175,7 +175,7 @@ def _loaded(
         yield image
 
 
-def _draft_luma(image: Any) -> None:
+def _draft_luma(image: Image.Image) -> None:
     image.draft("L", image.size)
 
 
@@ -309,7 +309,7 @@ def _png_16_bit_colours(encoded: bytes, mode: str) -> np.ndarray:
     """
 
     def one_byte(order: str) -> np.ndarray:
-        def unpack(image: Any) -> None:
+        def unpack(image: ImageFile.ImageFile) -> None:
             image.tile = [tile._replace(args=f"{mode};16{order}") for tile in image.tile]
 
         with _loaded(encoded, "png", unpack) as image:
@@ -386,7 +386,7 @@ def _unsuitable(layout: TiffLayout, mode: Mode) -> str | None:
 
 
 # What pixels don't depend on is kept from Pillow.
-_WITHOUT_METADATA: Final[dict[str, Callable[[bytes], bytes]]] = {
+_WITHOUT_METADATA: Final[dict[str, Callable[[bytes], bytes | memoryview]]] = {
     "jpeg": without_jpeg_metadata,
     "png": without_png_metadata,
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections import Counter
@@ -35,50 +36,45 @@ from dask_image_ingest.decode.transform import Transform
 # Sets of options that queries use at the same time.
 _CACHE_SIZE = 3
 
+# Partitions that are decoded at once in a process.
+_AT_ONCE = {"cpu": 1, "gpu": 2}
+
 
 class DecoderSet:
-    """Decoders of one set of options in this process.
-
-    Use the decoders inside ``with decoders.lock``, but not in a generator: a stored traceback would
-    keep the lock taken. Call `clear` before and after, so that the next caller gets no images of
-    one that failed. `decode_alone` and `resize` do all that.
+    """Decoders of one set of options in this process; thread-safe.
 
     Attributes
     ----------
-    lock : threading.RLock
-        A pipeline can't be fed from two threads, and Dask may run several tasks in one process.
+    partitions : threading.Semaphore
+        To be held while a partition is decoded, so as to bound the memory of its batches. On a GPU
+        there may be two, one of which is prepared or copied while DALI decodes the other.
     encoded, suspect, pixels : DaliDecoder
         Decoders by ``source``.
     transform : Transform or None
-        The user's transform, to apply to their output; thread-safe.
+        The user's transform, to apply to their output.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
-        self.lock = threading.RLock()
+        self.partitions = threading.BoundedSemaphore(_AT_ONCE[decoding.device])
         self.encoded = DaliDecoder(decoding, "encoded")
         self.suspect = DaliDecoder(decoding, "suspect")
         self.pixels = DaliDecoder(decoding, "pixels")
         self.transform = None if decoding.transform is None else Transform(decoding)
 
-    def clear(self) -> None:
-        """Drop batches that were not collected."""
-        with self.lock:
-            for decoder in (self.encoded, self.suspect, self.pixels):
-                decoder.clear()
+    def expect(self, images: int) -> None:
+        """Announce batches of so many images, before the first of them."""
+        for decoder in (self.encoded, self.suspect):
+            decoder.expect(images)
 
     def decode_alone(self, encoded: list[Item]) -> Any:
         """Decode a single batch: a tensor list, or `Refused`."""
-        return self._run_one(self.encoded, encoded)
+        (images,) = self.encoded.run([encoded])
+        return images
 
     def resize(self, arrays: list[Item]) -> Any:
         """Resize a single batch of arrays: a tensor list."""
-        return self._run_one(self.pixels, arrays)
-
-    def _run_one(self, decoder: DaliDecoder, batch: list[Item]) -> Any:
-        with self.lock:
-            decoder.clear()
-            (images,) = decoder.run([batch])
-            return images
+        (images,) = self.pixels.run([arrays])
+        return images
 
 
 def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
@@ -87,14 +83,18 @@ def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
     return decoders_for(decoding).decode_alone([encoded])
 
 
-def decoders_for(decoding: DecodeSpec) -> DecoderSet:
-    """The decoders of this process for these options."""
-    device = current_device() if decoding.device == "gpu" else None
-    return _decoders(decoding, os.getpid(), device)
+def decoders_for(decoding: DecodeSpec, batch: int = BATCH_SIZE) -> DecoderSet:
+    """The decoders of this process for these options, and for batches of about so many images.
+
+    Those of a GPU serve batches of one order of magnitude: see `first_batch`.
+    """
+    on_gpu = decoding.device == "gpu"
+    magnitude = round(math.log2(batch)) if on_gpu else 0
+    return _decoders(decoding, os.getpid(), current_device() if on_gpu else None, magnitude)
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
-def _decoders(decoding: DecodeSpec, process: int, device: int | None) -> DecoderSet:
+def _decoders(decoding: DecodeSpec, process: int, device: int | None, magnitude: int) -> DecoderSet:
     # Pipelines can be used neither in a fork, which lacks their threads, nor on another GPU.
     return DecoderSet(decoding)
 
@@ -124,9 +124,8 @@ def resize_arrays(
 def _resize_on_cpu(
     arrays: Sequence[np.ndarray], decoding: DecodeSpec
 ) -> Iterator[tuple[list[ResizedImage], list[tuple[int, ...]]]]:
-    assert decoding.size is not None
     images = [
-        ResizedImage(array, decoding.size, decoding.resize, nearest=decoding.nearest)
+        ResizedImage(array, decoding.geometry(*array.shape[:2]), decoding.filter)
         for array in arrays
     ]
     if images:
@@ -136,13 +135,20 @@ def _resize_on_cpu(
 def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[tuple[Any, Any]]:
     dali = decoders_for(decoding)
     for start in range(0, len(arrays), _RESIZE_BATCH):
-        images = dali.resize(list(arrays[start : start + _RESIZE_BATCH]))
+        batch = arrays[start : start + _RESIZE_BATCH]
+        images = dali.resize([(image, Region.whole(image)) for image in batch])
         yield images, images.shape()
 
 
 # Limit of a batch's decoded bytes; DALI holds two batches. A process with one decoding thread has
 # neighbours with as much, and is as fast with less.
 _BATCH_BYTES, _BATCH_BYTES_OF_ONE_THREAD = 2**26, 2**24
+
+# Decoded bytes of which a loader makes one piece.
+_PIECE_BYTES = 2**26
+
+# Headers by which the size of batches is estimated.
+_SAMPLED = 64
 
 # Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
@@ -169,11 +175,11 @@ class Batch:
     dali_rows : list of int
         Rows that DALI decodes.
     encoded : list of uint8 arrays
-        Encoded images of ``dali_rows``; with ``augment``, each with its region.
+        Encoded images of ``dali_rows``, each with its region if it has one.
     by_pillow : dict of int to Future
         Rows that Pillow decodes, already submitted to the thread pool.
     regions : dict of int to Region
-        With ``augment``, the region of each row that has an image.
+        The region of each row that has an image, if there are any.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -209,6 +215,17 @@ class BatchPlanner:
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
 
+    def decoders(self) -> DecoderSet:
+        """The decoders of this process for these images."""
+        if self.decoding.device == "cpu":
+            return decoders_for(self.decoding)
+        headers = self.images.headers[:: max(1, len(self.images) // _SAMPLED)]
+        largest = _batch_of(self._max_bytes, [self._nbytes(each, None) for each in headers])
+        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(each) for each in headers])
+        decoders = decoders_for(self.decoding, largest)
+        decoders.expect(min(largest, max(piece, len(self.images))))
+        return decoders
+
     def learn(self, refused: Iterable[int]) -> None:
         """Adapt to the rows that DALI refused in a batch.
 
@@ -242,7 +259,7 @@ class BatchPlanner:
         """Start to decode an image of a batch with Pillow."""
         self._submit(row, self.images.read(row), batch)
 
-    def _submit(self, row: int, data: Any, batch: Batch) -> None:
+    def _submit(self, row: int, data: bytes | memoryview, batch: Batch) -> None:
         batch.by_pillow[row] = decode_pool().submit(
             decode_region,
             data,
@@ -263,7 +280,7 @@ class BatchPlanner:
             batch.encoded.append(encoded if region is None else (encoded, region))
         return len(data)
 
-    def _for_dali(self, header: Header, data: Any) -> np.ndarray | None:
+    def _for_dali(self, header: Header, data: bytes | memoryview) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""
         chosen = header.format in self._dali_formats or _is_16_bit(header.format, data)
         if not chosen or header.needs_pillow:
@@ -276,15 +293,18 @@ class BatchPlanner:
         shape = parsed_shape(encoded)
         if shape is None:
             return None
-        if self.decoding.augment is not None and {*shape} != {header.height, header.width}:
+        if self.decoding.takes_regions and {*shape} != {header.height, header.width}:
             return None  # of an image of another size, the region is another one
         return encoded
 
     def _region(self, row: int, header: Header) -> Region | None:
         """The region of a row to decode; None for all of it."""
-        crop = self.decoding.augment
-        if crop is None or header.error is not None or not header.height or not header.width:
+        if header.error is not None or not header.height or not header.width:
             return None
+        crop = self.decoding.augment
+        if crop is None:
+            takes_regions = self.decoding.takes_regions
+            return Region(0, 0, header.height, header.width) if takes_regions else None
         return draw_region(crop, header.height, header.width, self.images.origin(row))
 
     def _nbytes(self, header: Header, region: Region | None) -> int:
@@ -301,7 +321,13 @@ class BatchPlanner:
         return max(in_full, resized)
 
 
-def _is_16_bit(format: str | None, data: Any) -> bool:
+def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
+    """Images in a batch of ``nbytes``, if they are as large as some on average."""
+    mean = sum(sizes) // max(1, len(sizes))
+    return min(BATCH_SIZE, max(1, nbytes // max(1, mean)))
+
+
+def _is_16_bit(format: str | None, data: bytes | memoryview) -> bool:
     # Pillow keeps only the upper byte of 16-bit colours. A row's pixels must not depend on the
     # other rows, so DALI decodes these even if they are few.
     return format == "png" and data[24] == 16

@@ -20,7 +20,8 @@ import itertools
 import re
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,6 +40,7 @@ from dask_image_ingest.decode.dali import (
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.typedefs import ImageBatch, TensorList
 from dask_image_ingest.url_secrets import error_text, url_identity
 from dask_image_ingest.user_functions import refuse_other_code
 
@@ -55,7 +57,9 @@ _SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
 _CONDITIONALS = "enable_conditionals"
 
 
-def add_state_inputs(output: Any, lane: int, fn: Any, types: Any) -> tuple[list[str], int]:
+def add_state_inputs(
+    output: Any, lane: int, fn: ModuleType, types: ModuleType
+) -> tuple[list[str], int]:
     """Give each random operator of a graph an external source for its state (`state_name`).
 
     It uses the argument by which DALI's dynamic mode passes its generators to operators.
@@ -177,7 +181,7 @@ class Transform:
         # The user's function need not be thread-safe.
         self._build_lock = threading.Lock()
 
-    def run(self, images: Any, origins: Sequence[Origin]) -> Any:
+    def run(self, images: ImageBatch, origins: Sequence[Origin]) -> Any:
         """Transform the images of a batch: a DALI tensor list, or a list of images.
 
         Raises
@@ -234,7 +238,7 @@ class Transform:
                 _check_labels([image], output, [origin])
         return outputs
 
-    def _transform(self, images: Any, origins: Sequence[Origin]) -> Any:
+    def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> Any:
         pipeline = self._take_pipeline(origins[0])
         try:
             (output,) = pipeline.run([images], origins[:1])
@@ -309,8 +313,7 @@ class _TransformPipeline:
             for operator, seed in enumerate(self._seeds):
                 state = first_state(firsts[number], seed)
                 inputs[state_name(lane, operator)] = np.tile(state, (len(batch), 1))
-        self._pipeline.schedule(**inputs)
-        outputs = list(self._pipeline.collect())[: len(batches)]
+        outputs = list(self._pipeline.run(**inputs))[: len(batches)]
         for output in outputs:
             _check_output(output)
         return outputs
@@ -420,7 +423,7 @@ def _function_error(origin: Origin, error: Exception) -> FunctionError:
 _FILL_LABELS = {0, 255}
 
 
-def _check_labels(inputs: Any, outputs: Any, origins: Sequence[Origin]) -> None:
+def _check_labels(inputs: Iterable[Any], outputs: Iterable[Any], origins: Sequence[Origin]) -> None:
     """Refuse labels that the image did not have before, such as the mean of two classes.
 
     Raises
@@ -445,7 +448,7 @@ def _labels(image: Any) -> set[int]:
     return {label for label, count in enumerate(counts) if count}
 
 
-def _check_output(images: Any) -> None:
+def _check_output(images: TensorList) -> None:
     """Refuse a transform's output unless it is uint8 images of layout HWC.
 
     Raises

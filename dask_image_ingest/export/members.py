@@ -24,7 +24,11 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
+from dask_image_ingest.export.stored_images import (
+    FORMAT_OF_EXTENSION,
+    STORED_EXTENSIONS,
+    ImageOrigin,
+)
 from dask_image_ingest.frames import (
     is_bytes,
     is_list,
@@ -36,6 +40,7 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
+from dask_image_ingest.typedefs import DataFrame
 
 
 @dataclass(frozen=True)
@@ -98,7 +103,7 @@ class ColumnMember:
             for name in self.needs
         )
 
-    def encode(self, frame: Any) -> Any:
+    def encode(self, frame: DataFrame) -> Any:
         """Encode the pixels of the column; a series of files."""
         assert self.pixels is not None
         settings: dict[str, Any] = {"quality": self.pixels.quality}
@@ -109,7 +114,7 @@ class ColumnMember:
     @property
     def format(self) -> str:
         """The image format, by the extension."""
-        return FORMATS[self.extension.rpartition(".")[2]]
+        return FORMAT_OF_EXTENSION[self.extension.rpartition(".")[2]]
 
     def as_json(self) -> list[Any]:
         """Its columns and settings as JSON types."""
@@ -181,7 +186,7 @@ class Members:
 
 
 def parse_members(
-    members: Any,
+    members: str | Sequence[Any] | Mapping[str, Any],
     columns: Sequence[str],
     images: Mapping[str, ImageOrigin],
     references: Sequence[str],
@@ -293,11 +298,11 @@ def _column_member(
 def _pixel_member(extension: str, encode: Encode, origin: ImageOrigin) -> ColumnMember:
     """A member of encoded pixels; the sample's own image if the extension has a single part."""
     column = encode.column
-    format_ = FORMATS.get(extension.rpartition(".")[2])
+    format_ = FORMAT_OF_EXTENSION.get(extension.rpartition(".")[2])
     if format_ is None:
         raise ArgumentError(
             f"members= makes {extension!r} of the images in {column!r}: choose an extension "
-            f"that ends with {', '.join(FORMATS)}, which says how they are encoded"
+            f"that ends with {', '.join(FORMAT_OF_EXTENSION)}, which says how they are encoded"
         )
     advice = f"members={{{origin.extension(column)!r}: {column!r}}}"
     if origin.is_exact and format_ != "png":
@@ -316,7 +321,7 @@ def _pixel_member(extension: str, encode: Encode, origin: ImageOrigin) -> Column
     return ColumnMember(extension, column, encode, is_main)
 
 
-def _extension(text: Any) -> str:
+def _extension(text: object) -> str:
     extension = text.strip().lstrip(".").lower() if isinstance(text, str) else ""
     if not extension or any(sign in extension for sign in ",;/") or not extension.isprintable():
         raise ArgumentError(
@@ -458,7 +463,7 @@ def _replaced(type_: pa.DataType, float_: pa.DataType) -> pa.DataType:
 _string = json.JSONEncoder(ensure_ascii=False).encode
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """A value, as Arrow gives it, as JSON."""
     if value is None:
         return "null"
@@ -480,7 +485,7 @@ def _json(value: Any) -> str:
     return f'"{_text(value)}"'
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A value as text outside of JSON."""
     if isinstance(value, (date, time, timedelta)):
         return _iso(value)

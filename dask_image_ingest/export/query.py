@@ -43,6 +43,7 @@ from dask_image_ingest.errors import ArgumentError, FunctionError
 from dask_image_ingest.frames import backend_of, with_urls
 from dask_image_ingest.ops import MapBatches
 from dask_image_ingest.storage import Shard, is_pipe, local_path
+from dask_image_ingest.typedefs import AnyFrame
 from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.user_functions import stable_token
 
@@ -51,12 +52,12 @@ _IGNORED_OPERANDS = {"storage_options", "token"}
 _META_OPERANDS = {"meta", "parent_meta"}
 
 
-def as_query(frame: Any) -> Any:
+def as_query(frame: AnyFrame) -> Any:
     """A lazy frame before ``optimize()`` fused its steps; other frames unchanged."""
     return new_collection(unfused(frame.expr)) if isinstance(frame, FrameBase) else frame
 
 
-def shards_read(frame: Any) -> dict[str, Shard]:
+def shards_read(frame: AnyFrame) -> dict[str, Shard]:
     """All shards that a lazy frame reads, by URL, even if it keeps no row of them.
 
     Empty for a computed or persisted frame.
@@ -64,13 +65,13 @@ def shards_read(frame: Any) -> dict[str, Shard]:
     return {shard.url: shard for dataset in _datasets(frame) for shard in dataset.shards}
 
 
-def reads_samples(frame: Any) -> bool:
+def reads_samples(frame: AnyFrame) -> bool:
     """True for a lazy frame that reads shards."""
     lazy = isinstance(frame, FrameBase)
     return lazy and bool([*frame.expr.find_operations((ScanShards, KeepsResults))])
 
 
-def encoded_columns(frame: Any) -> set[Any]:
+def encoded_columns(frame: AnyFrame) -> set[Any]:
     """The columns of encoded images that a lazy frame has decoded."""
     if not isinstance(frame, FrameBase):
         return set()
@@ -81,7 +82,7 @@ def encoded_columns(frame: Any) -> set[Any]:
     }
 
 
-def source_options_of(frame: Any) -> dict[str, Any] | None:
+def source_options_of(frame: AnyFrame) -> dict[str, Any] | None:
     """The storage options that a lazy frame's shards are read with; None if unknown."""
     options_by_url: dict[str, dict[str, Any]] = {}
     for dataset in _datasets(frame):
@@ -98,7 +99,7 @@ def source_options_of(frame: Any) -> dict[str, Any] | None:
     return next(iter(options_by_url.values()), None)
 
 
-def operation_name(expr: Any) -> str:
+def operation_name(expr: dx.Expr) -> str:
     """Public name of an operation."""
     if isinstance(expr, ScanShards):
         return "read_webdataset_images"
@@ -129,7 +130,7 @@ def _needs_options(url: str) -> bool:
     return local_path(url) is None or is_pipe(url)
 
 
-def _datasets(frame: Any) -> Iterable[Any]:
+def _datasets(frame: AnyFrame) -> Iterable[Any]:
     """The datasets of shards and image files that a lazy frame reads."""
     return datasets_of(frame.expr) if isinstance(frame, FrameBase) else ()
 
@@ -138,7 +139,7 @@ def _datasets(frame: Any) -> Iterable[Any]:
 _PROCESS = uuid.uuid4().hex
 
 
-def frame_fingerprint(frame: Any, columns: Sequence[str]) -> str:
+def frame_fingerprint(frame: AnyFrame, columns: Sequence[str]) -> str:
     """Token of some columns of a frame, and of the shards that it reads.
 
     It holds in this process only if the frame is persisted, has delayed objects, or functions
@@ -156,7 +157,7 @@ def frame_fingerprint(frame: Any, columns: Sequence[str]) -> str:
     return digest_of(steps[-1].digest, *_shards_and_selections(frame.expr))
 
 
-def _shards_and_selections(expr: Any) -> Iterator[str]:
+def _shards_and_selections(expr: dx.Expr) -> Iterator[str]:
     """The shards of each read, with their versions, and what selected partitions are read from."""
     for step in expr.walk():
         if isinstance(step, Scan):
@@ -169,7 +170,9 @@ def _shards_and_selections(expr: Any) -> Iterator[str]:
             selects = isinstance(step, dx.Partitions)
         sources = partition_sources(step) if selects else None
         if sources is not None:
-            yield repr([[(s.shard.identity, s.part, s.parts) for s in each] for each in sources])
+            yield repr(
+                [[(s.shard.identity, s.part, s.parts) for s in partition] for partition in sources]
+            )
 
 
 @dataclass(frozen=True)
@@ -180,7 +183,7 @@ class QueryStep:
     digest: str
 
 
-def query_steps(expr: Any, functions: bool = True) -> tuple[QueryStep, ...]:
+def query_steps(expr: dx.Expr, functions: bool = True) -> tuple[QueryStep, ...]:
     """Digest each operation of a query, in order; the last digest identifies the query.
 
     The shards and partitions of reads are left out, and without ``functions`` the user's functions.
@@ -190,7 +193,7 @@ def query_steps(expr: Any, functions: bool = True) -> tuple[QueryStep, ...]:
     return tuple(steps.values())
 
 
-def _digest_step(expr: Any, functions: bool, steps: dict[str, QueryStep]) -> str:
+def _digest_step(expr: dx.Expr, functions: bool, steps: dict[str, QueryStep]) -> str:
     """Add an operation, after those before it; return its digest."""
     if expr._name not in steps:
         texts = [
@@ -204,7 +207,7 @@ def _digest_step(expr: Any, functions: bool, steps: dict[str, QueryStep]) -> str
     return steps[expr._name].digest
 
 
-def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
+def _operands(expr: dx.Expr) -> Iterator[tuple[str, Any]]:
     """The operands of an operation that determine its result, by name."""
     if isinstance(expr, Scan):
         spec, schema = expr.spec, expr.dataset.schema
@@ -233,7 +236,7 @@ def _operands(expr: Any) -> Iterator[tuple[str, Any]]:
                 yield name, value
 
 
-def _token(expr: Any, name: str, value: Any, functions: bool) -> str:
+def _token(expr: dx.Expr, name: str, value: object, functions: bool) -> str:
     if isinstance(value, dx._DelayedExpr):
         value = value.obj
     if isinstance(value, Delayed):
@@ -252,7 +255,7 @@ def _token(expr: Any, name: str, value: Any, functions: bool) -> str:
         ) from error
 
 
-def _portable(value: Any) -> Any:
+def _portable(value: object) -> Any:
     """Options without credentials, and on the CPU: checkpoints of a GPU are those of a CPU."""
     if isinstance(value, DecodeSpec):
         return replace(value, device="cpu")
@@ -265,7 +268,7 @@ def _portable(value: Any) -> Any:
     return tuple(map(_portable, value)) if type(value) is tuple else value
 
 
-def _no_stable_token(step: Any) -> FunctionError:
+def _no_stable_token(step: dx.Expr) -> FunctionError:
     return FunctionError(
         f"{operation_name(step)} does not identify what it computes in another process"
     )

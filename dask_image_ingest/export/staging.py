@@ -27,6 +27,7 @@ from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.files import (
     ExportContext,
+    parquet_bytes,
     staged_name,
     table_from_bytes,
     table_to_bytes,
@@ -43,7 +44,7 @@ from dask_image_ingest.export.stored_images import (
     with_stored,
 )
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns, without
-from dask_image_ingest.index import parquet_bytes
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 # Most rows and bytes of a batch of staged columns, which is read as a whole.
 _BATCH_ROWS = 4096
@@ -67,7 +68,7 @@ class StagedRows:
     known: dict[str, SourceShard | None]
 
 
-def columns_to_export(frame: Any) -> list[str]:
+def columns_to_export(frame: AnyFrame) -> list[str]:
     """The columns of a frame for its sidecars: valid in other shards, and without a decode.
 
     All except images, references, columns of encoded images that were decoded, ``error``, and
@@ -98,7 +99,7 @@ def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[
     return (image_field(image, name) for image in others for name in METADATA_COLUMNS)
 
 
-def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> StagedRows:
+def stage_frame(frame: AnyFrame, context: ExportContext, columns: Sequence[str]) -> StagedRows:
     """Compute a frame, one task per partition: its metadata, and members from columns."""
     frame = _named_index(frame)
     options = context.options
@@ -143,13 +144,13 @@ def stage_frame(frame: Any, context: ExportContext, columns: Sequence[str]) -> S
     return StagedRows(rows.replace_schema_metadata(None), schema, known)
 
 
-def _named_index(frame: Any) -> Any:
+def _named_index(frame: AnyFrame) -> Any:
     """Turn named index levels into columns, unless columns of these names exist."""
     names = {frame.index.name} if isinstance(frame, FrameBase) else {*frame.index.names}
     return frame if names == {None} else frame.reset_index(drop=names <= {*frame.columns})
 
 
-def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
+def _stage_partition(frame: DataFrame, context: ExportContext) -> pd.DataFrame:
     """Write a partition's columns to a file of their own.
 
     Returns one row, the serialized table of `StagedRows`.
@@ -221,7 +222,7 @@ def _stage_partition(frame: Any, context: ExportContext) -> pd.DataFrame:
 
 
 def _stored(
-    frame: Any,
+    frame: DataFrame,
     column: str,
     members: Sequence[ColumnMember],
     storage_options: dict[str, Any] | None,
@@ -258,7 +259,7 @@ def _with_types(table: pa.Table, change: Callable[[pa.DataType], pa.DataType]) -
     return table.cast(pa.schema([field.with_type(change(field.type)) for field in table.schema]))
 
 
-def _with_shapes(table: pa.Table, frame: Any, member: ColumnMember) -> pa.Table:
+def _with_shapes(table: pa.Table, frame: DataFrame, member: ColumnMember) -> pa.Table:
     """Update the columns about the image for the encoded pixels that replace it."""
     images = backend_of(frame).arrays(frame[member.columns])
     columns: dict[str, list[Any]] = {
@@ -293,7 +294,7 @@ def _column(table: pa.Table, name: str, type_: pa.DataType) -> Any:
         ) from None
 
 
-def _sidecar_schema(empty: Any, tables: Sequence[pa.Table]) -> pa.Schema:
+def _sidecar_schema(empty: DataFrame, tables: Sequence[pa.Table]) -> pa.Schema:
     """Common schema of the partitions, with pandas' metadata."""
     schemas = [
         pa.ipc.read_schema(pa.py_buffer(table.schema.metadata[b"columns"])) for table in tables

@@ -5,10 +5,11 @@ The origin of a column's pixels says whether they are those of its references.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
@@ -33,11 +34,13 @@ from dask_image_ingest.decode import DecodeSpec, Header, Mode
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import operation_name
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.ops import ENCODED_FORMATS
 from dask_image_ingest.storage import SIGNATURE_BYTES, image_format
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.view import references_of_images
 
 #: Last part of a member's extension → format of encoded pixels.
-FORMATS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
+FORMAT_OF_EXTENSION: Final = {"jpg": "jpeg", **{name: name for name in ENCODED_FORMATS}}
 
 
 @dataclass(frozen=True)
@@ -66,11 +69,11 @@ class ImageOrigin:
             return "png" if lossless else "jpg"
         first = self.extensions[0] if self.extensions else f"{column}.png".lower()
         stem, _, kind = first.rpartition(".")
-        kept = kind == "png" or (not lossless and kind in FORMATS)
+        kept = kind == "png" or (not lossless and kind in FORMAT_OF_EXTENSION)
         return first if kept else f"{stem or column.lower()}.png"
 
 
-def image_origin(frame: Any, column: str) -> ImageOrigin:
+def image_origin(frame: AnyFrame, column: str) -> ImageOrigin:
     """The origin of a column of images or references, as far as it is known."""
     if not isinstance(frame, FrameBase):
         return _computed_origin(frame, column)
@@ -87,7 +90,7 @@ def image_origin(frame: Any, column: str) -> ImageOrigin:
     )
 
 
-def _computed_origin(frame: Any, column: str) -> ImageOrigin:
+def _computed_origin(frame: DataFrame, column: str) -> ImageOrigin:
     if backend_of(frame).is_images(frame[column].dtype):
         is_image = column == "image"
         return ImageOrigin(
@@ -123,7 +126,7 @@ def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
     return replace(origin, changed_by=changed_by, modes=frozenset(modes))
 
 
-def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOrigin:
+def _reference_origin(source: dx.Expr, name: Hashable, sample_reads: set[str]) -> ImageOrigin:
     """The origin of references that the expression ``source`` makes."""
     reads = {source._name}
     if adds_references(source):
@@ -137,7 +140,7 @@ def _reference_origin(source: Any, name: Any, sample_reads: set[str]) -> ImageOr
     return ImageOrigin(None, "image" if name == "image" else "other", extensions)
 
 
-def _sample_reads(expr: Any) -> set[str]:
+def _sample_reads(expr: dx.Expr) -> set[str]:
     """Names of the expressions that may make the columns ``__url__`` and ``offset``."""
     names = set()
     for source, _ in value_sources(expr, ("__url__", "offset")):
@@ -177,7 +180,9 @@ def stored_extension(file: bytes) -> str:
     return _EXTENSIONS.get(image_format(file[:SIGNATURE_BYTES]) or "", _OTHER)
 
 
-def stored_files(references: Any, storage_options: dict[str, Any] | None) -> list[bytes | None]:
+def stored_files(
+    references: pa.ChunkedArray, storage_options: dict[str, Any] | None
+) -> list[bytes | None]:
     """The stored bytes of the referenced images; None for nulls and images that can't be read."""
     references_or_none = reference_rows(references)
     rows = [row for row, reference in enumerate(references_or_none) if reference is not None]
@@ -189,7 +194,7 @@ def stored_files(references: Any, storage_options: dict[str, Any] | None) -> lis
     return files
 
 
-def not_referenced(frame: Any, column: Any, more: str = "") -> ArgumentError:
+def not_referenced(frame: AnyFrame, column: Hashable, more: str = "") -> ArgumentError:
     """The error for an image column whose decode can't be left out; ``more``: another way."""
     steps = frame[[column]].simplify().expr.find_operations(dx.Expr)
     above = (s for s in steps if any(isinstance(below, Decode) for below in s.dependencies()))
@@ -200,12 +205,12 @@ def not_referenced(frame: Any, column: Any, more: str = "") -> ArgumentError:
     )
 
 
-def stored_name(column: Any) -> str:
+def stored_name(column: Hashable) -> str:
     """The name of the column with the references of an image column."""
     return f"stored:{column}"
 
 
-def with_stored(frame: Any, columns: Sequence[Any], with_errors: bool) -> Any:
+def with_stored(frame: AnyFrame, columns: Sequence[Any], with_errors: bool) -> Any:
     """Replace columns of pixels of a lazy frame by references, named by `stored_name`.
 
     These images are not decoded, except ``with_errors``.

@@ -6,7 +6,7 @@ import functools
 import json
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -51,6 +51,7 @@ from dask_image_ingest.storage.output import (
     refuse_sources,
     swap,
 )
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.url_secrets import url_identity
 from dask_image_ingest.view import references_of_images
 
@@ -69,7 +70,7 @@ _ENCODED = pa.struct([pa.field("bytes", pa.binary()), pa.field("path", pa.string
 
 
 def to_parquet_images(
-    frame: Any,
+    frame: AnyFrame,
     path: str | os.PathLike[str],
     *,
     overwrite: bool = False,
@@ -208,7 +209,7 @@ def _schema(empty: pd.DataFrame, features: dict[str, Any]) -> pa.Schema:
 
 
 def _write_part(
-    frame: Any,
+    frame: DataFrame,
     make: Callable[[Any], pd.DataFrame],
     schema: pa.Schema,
     output: OutputStore,
@@ -236,13 +237,13 @@ def _write_part(
     return pd.DataFrame({"part": [name]}, dtype="object")
 
 
-def _is_decoded(frame: Any, column: Any) -> bool:
+def _is_decoded(frame: FrameBase, column: Hashable) -> bool:
     """True for images of a read, False for pixels that an operation made."""
     return all(isinstance(last, Decode) for (last, _), *_ in backtrack(frame.expr, (column,)))
 
 
 def _with_files(
-    frame: Any, images: Sequence[str], storage_options: dict[str, Any] | None
+    frame: DataFrame, images: Sequence[str], storage_options: dict[str, Any] | None
 ) -> pd.DataFrame:
     """A partition in pandas, with encoded images in place of references."""
     backend = backend_of(frame)

@@ -38,6 +38,7 @@ from dask_image_ingest.export.files import (
     PreviousExport,
     file_names,
     find_previous,
+    parquet_bytes,
     result_frame,
     shard_files,
 )
@@ -54,7 +55,6 @@ from dask_image_ingest.export.staging import columns_to_export, stage_frame
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
 from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.frames import image_columns, reference_columns
-from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage.output import (
     EXPORT_ADVICE,
     REPLACEMENT,
@@ -68,11 +68,12 @@ from dask_image_ingest.storage.output import (
     replacement_of,
     swap,
 )
+from dask_image_ingest.typedefs import AnyFrame
 from dask_image_ingest.url_secrets import url_identity
 
 
 def to_webdataset(
-    frame: Any,
+    frame: AnyFrame,
     path: str | os.PathLike[str],
     *,
     samples_per_shard: int | None = None,
@@ -233,7 +234,9 @@ def to_webdataset(
 _SAMPLES_PER_SHARD = 10_000
 
 
-def _split_path(path: Any, storage_options: dict[str, Any] | None) -> tuple[OutputStore, str]:
+def _split_path(
+    path: str | os.PathLike[str], storage_options: dict[str, Any] | None
+) -> tuple[OutputStore, str]:
     """Split a path of shards into the output folder and the template of their names."""
     text = os.fspath(path) if isinstance(path, os.PathLike) else path
     if not isinstance(text, str):
@@ -262,7 +265,10 @@ def _is_file_name(name: str) -> bool:
 
 
 def _checked_members(
-    frame: Any, members: Any, columns: Sequence[str], has_samples: bool
+    frame: AnyFrame,
+    members: str | Sequence[Any] | Mapping[str, Any],
+    columns: Sequence[str],
+    has_samples: bool,
 ) -> Members:
     """Parse ``members``, and check that no image of the frame is lost."""
     pixels, references = image_columns(frame), reference_columns(frame)
@@ -314,7 +320,12 @@ _STAGED_LEFT_OUT = f"{STAGING}/left_out.parquet"
 
 
 def run_export(
-    frame: Any, columns: Sequence[str], context: ExportContext, *, resume: bool, overwrite: bool
+    frame: AnyFrame,
+    columns: Sequence[str],
+    context: ExportContext,
+    *,
+    resume: bool,
+    overwrite: bool,
 ) -> pd.DataFrame:
     """Write a frame's samples as shards; see `to_webdataset`."""
     if resume and overwrite:

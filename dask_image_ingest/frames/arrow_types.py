@@ -34,7 +34,7 @@ _WITH_SHAPE = re.compile(r"(\w+)\[(\d+(?:, ?\d+)*)\]")
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
 
 
-def parse_type(type_: Any) -> pa.DataType:
+def parse_type(type_: object) -> pa.DataType:
     """Arrow type for an Arrow type, a name, or a type of Python or NumPy."""
     if isinstance(type_, pa.DataType):
         return type_
@@ -265,7 +265,7 @@ def row_values(column: pa.Array) -> list[Any]:
     return column.to_pylist()
 
 
-def regular(values: Any) -> Any:
+def regular(values: object) -> Any:
     """Stack arrays of one shape; return anything else unchanged."""
     if not isinstance(values, list) or not values:
         return values

@@ -15,6 +15,7 @@ from distributed.system import MEMORY_LIMIT
 from dask_image_ingest.client import current_client, workers_of
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
 
 BackendName = Literal["cudf", "pandas"]
 
@@ -55,56 +56,60 @@ class Backend(Protocol):
     def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> Any:
         """Dataframe of the columns of ``table``, followed by ``image`` if there are pixels."""
 
-    def to_arrow(self, frame: Any) -> pa.Table:
+    def to_arrow(self, frame: DataFrame) -> pa.Table:
         """Metadata columns of a dataframe, on the host."""
 
-    def to_storage(self, frame: Any) -> pa.Table:
+    def to_storage(self, frame: DataFrame) -> pa.Table:
         """All columns of a dataframe and its index, on the host and in types for parquet."""
 
-    def from_storage(self, table: pa.Table, meta: Any) -> Any:
+    def from_storage(self, table: pa.Table, meta: DataFrame) -> Any:
         """Restore a dataframe, or some of its columns: those of ``meta``, an empty dataframe."""
 
-    def with_images(self, frame: Any, pixels: Pixels, image: str, error: str | None) -> Any:
+    def with_images(self, frame: DataFrame, pixels: Pixels, image: str, error: str | None) -> Any:
         """Assign the columns of a late decode: replace them, or append them if missing.
 
         ``image`` and ``error`` are their names; no error column if ``error`` is None.
         """
 
     def with_references(
-        self, frame: Any, references: pa.Array | pa.ChunkedArray, image: str, error: str | None
+        self,
+        frame: DataFrame,
+        references: pa.Array | pa.ChunkedArray,
+        image: str,
+        error: str | None,
     ) -> Any:
         """Replace images by references, and errors by nulls; columns as in `with_images`.
 
         ``references`` have the type ``REFERENCE``.
         """
 
-    def is_references(self, dtype: Any) -> bool:
+    def is_references(self, dtype: Dtype) -> bool:
         """True for the dtype of image references."""
 
     def meta(self, types: Mapping[str, pa.DataType]) -> Any:
         """Empty dataframe with these columns."""
 
-    def is_images(self, dtype: Any) -> bool:
+    def is_images(self, dtype: Dtype) -> bool:
         """True for the dtype of decoded images."""
 
-    def arrays(self, images: Any) -> list[Any]:
+    def arrays(self, images: Series) -> list[Any]:
         """Views of the images of a column, (height, width, channels); None for a missing image."""
 
     def with_columns(
-        self, frame: Any, columns: Mapping[str, NewColumn], rows: Sequence[int]
+        self, frame: DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
     ) -> Any:
         """Assign columns whose values belong to ``rows``; other rows, and NaN, are null."""
 
-    def values(self, series: Any) -> Any:
+    def values(self, series: Series) -> Any:
         """Column as an array: (n,), or (n, ...) for lists and tensors; else NumPy objects.
 
         None if nulls or differing list lengths make that impossible.
         """
 
-    def has_rows(self, dtype: Any) -> bool:
+    def has_rows(self, dtype: Dtype) -> bool:
         """True for the dtypes of lists, structs and Python objects, for `rows`."""
 
-    def rows(self, series: Any) -> list[Any]:
+    def rows(self, series: Series) -> list[Any]:
         """Each row of such a column: arrays, lists, dicts, as `row_values`; None for null."""
 
     def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:
@@ -119,7 +124,7 @@ class Backend(Protocol):
         All images have the same number of channels.
         """
 
-    def host(self, array: Any) -> np.ndarray:
+    def host(self, array: Array) -> np.ndarray:
         """Array in host memory."""
 
     def partition_memory(self) -> int:

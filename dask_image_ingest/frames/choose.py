@@ -16,6 +16,7 @@ from dask_image_ingest.dask_internals import (
 )
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.frames.backend import Backend, BackendName, gpus
+from dask_image_ingest.typedefs import AnyFrame, AnySeries
 
 
 def choose_backend(name: str | None = None) -> BackendName:
@@ -53,26 +54,26 @@ def get_backend(name: BackendName) -> Backend:
     return CudfBackend()
 
 
-def backend_of(frame: Any) -> Backend:
+def backend_of(frame: AnyFrame | AnySeries) -> Backend:
     """Backend of a pandas, cuDF or Dask object."""
     frame = frame._meta if isinstance(frame, FrameBase) else frame
     library = type(frame).__module__.partition(".")[0]
     return get_backend("cudf" if library == "cudf" else "pandas")
 
 
-def image_columns(frame: Any) -> list[Any]:
+def image_columns(frame: AnyFrame) -> list[Any]:
     """Names of the columns of decoded images."""
     backend = backend_of(frame)
     return [name for name, dtype in frame.dtypes.items() if backend.is_images(dtype)]
 
 
-def reference_columns(frame: Any) -> list[Any]:
+def reference_columns(frame: AnyFrame) -> list[Any]:
     """Names of the columns of image references."""
     backend = backend_of(frame)
     return [name for name, dtype in frame.dtypes.items() if backend.is_references(dtype)]
 
 
-def without(frame: Any, columns: Collection[Any]) -> Any:
+def without(frame: AnyFrame, columns: Collection[Any]) -> Any:
     """Frame without some columns. ``drop`` would copy and pin all others of a cuDF frame."""
     kept = [name for name in frame.columns if name not in columns]
     return frame if len(kept) == len(frame.columns) else frame[kept]

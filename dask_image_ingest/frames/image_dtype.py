@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_bytes
 from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of
 from dask_image_ingest.frames.pixel_pool import MIN_SHARED_BYTES, pixel_memory
+from dask_image_ingest.typedefs import Dtype
 
 #: Decoded pixels of one row: row-major ``height x width x channels``. Each row has its own shape,
 #: so that it survives any filter, merge, shuffle or file. Binary rather than a list of uint8, which
@@ -46,7 +47,7 @@ def holds_images(type_: pa.DataType) -> bool:
     return all(edge == pa.int32() for edge in edges) and (is_bytes(data) or is_byte_list(data))
 
 
-def as_images(array: Any) -> Any:
+def as_images(array: pa.Array | pa.ChunkedArray) -> Any:
     """Convert an Arrow array or chunked array to ``IMAGE``, without a copy of the pixels."""
     if array.type.equals(IMAGE):
         return array
@@ -180,7 +181,7 @@ def as_uint8(pixels: np.ndarray) -> np.ndarray:
     return np.rint(np.nan_to_num(scaled)).astype(np.uint8)
 
 
-def as_pixels(value: Any) -> np.ndarray | None:
+def as_pixels(value: object) -> np.ndarray | None:
     """Pixels of a `DecodedImage`, an array, or a row of the Arrow struct; None for a null."""
     if isinstance(value, DecodedImage):
         return np.asarray(value)
@@ -269,7 +270,12 @@ class ImageArray(NestedArray):
             item = np.flatnonzero(pd.api.indexers.check_array_indexer(self, item))
         return super().__getitem__(item)
 
-    def take(self, indices: Any, allow_fill: bool = False, fill_value: Any = None) -> ImageArray:
+    def take(
+        self,
+        indices: Sequence[int] | np.ndarray,
+        allow_fill: bool = False,
+        fill_value: object = None,
+    ) -> ImageArray:
         """Rows by position. Pixels of large images are copied to the pool, which is shared."""
         is_small = self.nbytes <= max(MIN_SHARED_BYTES, len(self) * _LARGE_IMAGE)
         fills_null = pd.api.types.is_scalar(fill_value) and pd.isna(fill_value)
@@ -281,15 +287,15 @@ class ImageArray(NestedArray):
         return ImageArray(_take_images(self._pa_array, rows))
 
     @classmethod
-    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
+    def _to_arrow(cls, values: Iterable[Any], dtype: Dtype | None) -> pa.Array | pa.ChunkedArray:
         array = arrow_of(values, IMAGE, as_images)
         return image_structs([as_pixels(value) for value in values]) if array is None else array
 
-    def _is_one(self, value: Any) -> bool:
+    def _is_one(self, value: object) -> bool:
         is_image = isinstance(value, np.ndarray) and value.dtype != object and value.ndim in (2, 3)
         return is_image or super()._is_one(value)
 
-    def _cast_pointwise_result(self, values: Any) -> Any:
+    def _cast_pointwise_result(self, values: Sequence[Any]) -> Any:
         if any(isinstance(value, DecodedImage) for value in values):
             return self._from_sequence(values)
         return super()._cast_pointwise_result(values)
@@ -320,7 +326,7 @@ class ImageArray(NestedArray):
 ImageDtype.array_class = ImageArray
 
 
-def is_image_dtype(dtype: Any) -> bool:
+def is_image_dtype(dtype: object) -> bool:
     """True for `ImageDtype`, and for the plain Arrow struct that parquet may be read as."""
     return isinstance(dtype, pd.ArrowDtype) and holds_images(dtype.pyarrow_dtype)
 

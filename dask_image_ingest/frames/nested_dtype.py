@@ -21,6 +21,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 from dask.dataframe.extensions import make_array_nonempty
+from numpy.typing import DTypeLike
 
 from dask_image_ingest.errors import ArgumentError, OperandError
 from dask_image_ingest.frames.arrow_types import (
@@ -31,6 +32,7 @@ from dask_image_ingest.frames.arrow_types import (
     tensor_type,
     type_name,
 )
+from dask_image_ingest.typedefs import Dtype
 
 _ArrowArray: TypeAlias = pa.Array | pa.ChunkedArray
 
@@ -47,7 +49,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
 
     @classmethod
     @abstractmethod
-    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> _ArrowArray:
+    def _to_arrow(cls, values: Iterable[Any], dtype: Dtype | None) -> _ArrowArray:
         """Convert a user's values to the Arrow type of this column."""
 
     @abstractmethod
@@ -64,7 +66,9 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     # Conversion and access.
 
     @classmethod
-    def _from_sequence(cls, scalars: Any, *, dtype: Any = None, copy: bool = False) -> NestedArray:
+    def _from_sequence(
+        cls, scalars: Any, *, dtype: Dtype | None = None, copy: bool = False
+    ) -> NestedArray:
         if isinstance(scalars, cls) and (dtype is None or dtype == scalars.dtype):
             return scalars.copy() if copy else scalars
         if isinstance(dtype, pd.ArrowDtype) and not _is_nested(dtype):
@@ -90,7 +94,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         na_value = self.dtype.na_value
         return (na_value if value is None else value for value in self._objects())
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: Any, value: object) -> None:
         key = pd.api.indexers.check_array_indexer(self, key)
         rows = np.atleast_1d(np.arange(len(self))[key])
         is_one = isinstance(key, (int, np.integer)) or self._is_one(value)
@@ -113,12 +117,15 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
             filled[is_null] = value if self._is_one(value) else value[is_null]
         return filled
 
-    def _is_one(self, value: Any) -> bool:
+    def _is_one(self, value: object) -> bool:
         """True for the value of one row, False for a sequence of values."""
         return isinstance(value, dict) or not pd.api.types.is_list_like(value)
 
     def to_numpy(
-        self, dtype: Any = None, copy: bool = False, na_value: Any = pd.api.extensions.no_default
+        self,
+        dtype: DTypeLike | None = None,
+        copy: bool = False,
+        na_value: object = pd.api.extensions.no_default,
     ) -> np.ndarray:
         """Object array with one object per row."""
         if na_value is pd.api.extensions.no_default:
@@ -131,10 +138,10 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
             objects[row] = na_value if value is None else value
         return objects
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         return self.to_numpy(dtype)
 
-    def astype(self, dtype: Any, copy: bool = True) -> Any:
+    def astype(self, dtype: DTypeLike | Dtype, copy: bool = True) -> Any:
         """Convert to text, objects, categories or another nested dtype."""
         dtype = pd.api.types.pandas_dtype(dtype)
         if isinstance(dtype, pd.StringDtype) or _is_arrow_text(dtype):
@@ -174,19 +181,19 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         index = pd.Index(values)
         return pd.Series(counts, index=index, name="count", dtype="int64[pyarrow]")
 
-    def isin(self, values: Any) -> np.ndarray:
+    def isin(self, values: Iterable[Any]) -> np.ndarray:
         """True for each row that is one of ``values``."""
         wanted = set(self._bytes_of(values))
         return np.array([row in wanted for row in self._bytes()], bool)
 
-    def __contains__(self, key: Any) -> bool:
+    def __contains__(self, key: object) -> bool:
         return bool(self.isin([key]).any())
 
     def _hash_pandas_object(self, *, encoding: str, hash_key: str, categorize: bool) -> np.ndarray:
         hashes = (blake2b(row or b"", digest_size=8).digest() for row in self._bytes())
         return np.frombuffer(b"".join(hashes), np.uint64).copy()
 
-    def _cmp_method(self, other: Any, op: Any) -> Any:
+    def _cmp_method(self, other: Any, op: Callable[[Any, Any], Any]) -> Any:
         if op not in (operator.eq, operator.ne):
             self._no_order()
         theirs = self._bytes_of([other] * len(self) if self._is_one(other) else other)
@@ -196,7 +203,7 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         ]
         return pd.arrays.ArrowExtensionArray(pa.array(results, pa.bool_()))
 
-    def _bytes_of(self, values: Any) -> list[bytes | None]:
+    def _bytes_of(self, values: Iterable[Any]) -> list[bytes | None]:
         """`_bytes` of other values; ``b""``, which no row has, for values of another type."""
         if isinstance(values, NestedArray):
             return list(values._bytes())
@@ -215,34 +222,34 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
     def _refuse(self, reason: str) -> NoReturn:
         raise OperandError(f"{self._noun} {reason}: {self._hint}")
 
-    def argsort(self, **options: Any) -> np.ndarray:
+    def argsort(self, **options: object) -> np.ndarray:
         """Arbitrary but fixed order, for a groupby; any options mean a user's sort: refused."""
         if options:
             self._no_order()
         keys = [row or b"" for row in self._bytes()]
         return np.array(sorted(range(len(self)), key=keys.__getitem__), np.intp)
 
-    def _no_order(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _no_order(self, *args: object, **kwargs: object) -> NoReturn:
         # Not a TypeError, after which pandas would try to sort objects.
         raise ArgumentError(f"{self._noun} have no order: sort by another column")
 
     sort = searchsorted = argmin = argmax = _rank = _quantile = _no_order
 
-    def _no_numbers(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def _no_numbers(self, *args: object, **kwargs: object) -> NoReturn:
         self._refuse("are no numbers")
 
     _arith_method = _logical_method = _accumulate = _no_numbers
     __invert__ = __neg__ = __pos__ = __abs__ = __array_ufunc__ = _no_numbers
     round = interpolate = _no_numbers
 
-    def _reduce(self, name: str, **kwargs: Any) -> NoReturn:
+    def _reduce(self, name: str, **kwargs: object) -> NoReturn:
         self._refuse(f"have no {name}")
 
     def _mode(self, dropna: bool = True) -> NestedArray:
         counts = self.value_counts(dropna)
         return counts.index[(counts == counts.max()).to_numpy(bool)].array
 
-    def _groupby_op(self, *, how: str, ngroups: int, ids: np.ndarray, **kwargs: Any) -> Any:
+    def _groupby_op(self, *, how: str, ngroups: int, ids: np.ndarray, **kwargs: object) -> Any:
         if how not in ("first", "last"):
             self._refuse(f"have no {how}")
         rows = np.full(ngroups, -1, np.intp)
@@ -257,11 +264,11 @@ class NestedArray(pd.arrays.ArrowExtensionArray):
         return self._pa_array.type
 
 
-def _is_arrow_text(dtype: Any) -> bool:
+def _is_arrow_text(dtype: object) -> bool:
     return isinstance(dtype, pd.ArrowDtype) and is_text(dtype.pyarrow_dtype)
 
 
-def _is_nested(dtype: Any) -> bool:
+def _is_nested(dtype: object) -> bool:
     type_ = dtype.pyarrow_dtype if isinstance(dtype, pd.ArrowDtype) else None
     return type_ is not None and (
         pa.types.is_nested(type_) or isinstance(type_, pa.BaseExtensionType)
@@ -269,7 +276,7 @@ def _is_nested(dtype: Any) -> bool:
 
 
 def arrow_of(
-    values: Any, type_: pa.DataType, convert: Callable[[_ArrowArray], _ArrowArray] | None = None
+    values: object, type_: pa.DataType, convert: Callable[[_ArrowArray], _ArrowArray] | None = None
 ) -> _ArrowArray | None:
     """The Arrow array behind a pandas or Arrow column, cast to this type; None for other values.
 
@@ -358,7 +365,7 @@ class NestedColumn(NestedArray):
         self._noun, self._hint = _noun_and_hint(values.type)
 
     @classmethod
-    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
+    def _to_arrow(cls, values: Iterable[Any], dtype: Dtype | None) -> pa.Array | pa.ChunkedArray:
         type_ = dtype.pyarrow_dtype if isinstance(dtype, NestedDtype) else None
         array = None if type_ is None else arrow_of(values, type_)
         if array is not None:
@@ -458,7 +465,7 @@ class TensorColumn(NestedArray):
         self._dtype = TensorDtype(values.type)
 
     @classmethod
-    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
+    def _to_arrow(cls, values: Iterable[Any], dtype: Dtype | None) -> pa.Array | pa.ChunkedArray:
         if not isinstance(dtype, TensorDtype):
             raise OperandError("arrays of one shape: name their dtype, such as 'float32[3]'")
         type_ = dtype.pyarrow_dtype
@@ -468,7 +475,7 @@ class TensorColumn(NestedArray):
         rows = [None if is_missing(value) else _row(value, dtype) for value in values]
         return tensor_array(rows, type_)
 
-    def __arrow_array__(self, type: Any = None) -> pa.ChunkedArray:
+    def __arrow_array__(self, type: pa.DataType | None = None) -> pa.ChunkedArray:
         lists = as_lists(self._pa_type)
         array = pa.chunked_array([_lists_of(chunk) for chunk in self._pa_array.chunks], lists)
         return array if type is None else array.cast(type)
@@ -483,7 +490,7 @@ class TensorColumn(NestedArray):
     def _bytes(self) -> Iterator[bytes | None]:
         return (None if value is None else value.tobytes() for value in self._objects())
 
-    def _is_one(self, value: Any) -> bool:
+    def _is_one(self, value: object) -> bool:
         if isinstance(value, np.ndarray) and value.dtype != object:
             return value.ndim <= len(self.dtype.shape)
         return super()._is_one(value)
@@ -566,7 +573,7 @@ def _flat(storage: pa.FixedSizeListArray) -> np.ndarray:
     return storage.flatten().to_numpy(zero_copy_only=False)
 
 
-def _row(value: Any, dtype: TensorDtype) -> np.ndarray:
+def _row(value: object, dtype: TensorDtype) -> np.ndarray:
     """A user's value as an array of the dtype's shape."""
     array = np.asarray(value)
     if array.dtype == object:  # of pandas: nested lists of parquet are arrays of arrays
@@ -580,13 +587,13 @@ def _row(value: Any, dtype: TensorDtype) -> np.ndarray:
     return array.reshape(dtype.shape)
 
 
-def _as_lists(value: Any) -> Any:
+def _as_lists(value: object) -> Any:
     if isinstance(value, (np.ndarray, list, tuple)):
         return [_as_lists(item) for item in value]
     return value
 
 
-def is_missing(value: Any) -> bool:
+def is_missing(value: object) -> bool:
     """True for None and for pandas' and NumPy's nulls."""
     return value is None or (pd.api.types.is_scalar(value) and bool(pd.isna(value)))
 

@@ -41,9 +41,10 @@ from dask_image_ingest.frames.nested_dtype import (
 )
 from dask_image_ingest.frames.pixel_pool import pixel_memory
 from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, is_reference_dtype
+from dask_image_ingest.typedefs import Array, Dtype, ImageBatch
 
 
-def _assigned(frame: Any, columns: Mapping[Any, Any]) -> Any:
+def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> Any:
     """``frame.assign`` for column names of any type."""
     result = frame.copy(deep=False)
     for name, values in columns.items():
@@ -97,7 +98,7 @@ def _buffer(array: Any) -> Any:
     return array.base
 
 
-def _address(array: Any) -> int:
+def _address(array: Array) -> int:
     interface = getattr(array, "__cuda_array_interface__", None) or array.__array_interface__
     return int(interface["data"][0])
 
@@ -122,7 +123,9 @@ def index_columns(schema: pa.Schema) -> list[str]:
     return [name for name in index if isinstance(name, str)]
 
 
-def _index(table: pa.Table, metadata: Any, descriptions: Any, meta: pd.Index) -> pd.Index:
+def _index(
+    table: pa.Table, metadata: Mapping[str, Any], descriptions: Mapping[str, Any], meta: pd.Index
+) -> pd.Index:
     (index,) = metadata["index_columns"]
     if isinstance(index, dict):
         return pd.RangeIndex(index["start"], index["stop"], index["step"], name=meta.name)
@@ -130,7 +133,7 @@ def _index(table: pa.Table, metadata: Any, descriptions: Any, meta: pd.Index) ->
     return pd.Index(values, name=meta.name)
 
 
-def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Any) -> Any:
+def _restored(column: pa.ChunkedArray, description: dict[str, Any], meta: Dtype) -> Any:
     """Values of a stored column in their original dtype; ``meta`` is the expected one."""
     if description["pandas_type"] == "categorical" and description["metadata"]:
         return _categories(column.to_pandas(), description["metadata"]["ordered"], meta)
@@ -171,7 +174,7 @@ def _encoded(array: pa.Array, type_: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(type_, len(array), own, offset=array.offset, children=[items])
 
 
-def _categories(values: pd.Series, ordered: bool, meta: Any) -> Any:
+def _categories(values: pd.Series, ordered: bool, meta: Dtype) -> Any:
     # Parquet keeps only the categories that occur, and numeric categories as plain numbers.
     result = pd.Categorical(values, ordered=None if values.dtype == "category" else ordered)
     fits = isinstance(meta, pd.CategoricalDtype) and set(result.categories) <= set(meta.categories)
@@ -202,7 +205,7 @@ class HostPixels:
         self._flat = pixel_memory.take(nbytes)
         self._end = 0
 
-    def append(self, images: Any) -> None:
+    def append(self, images: ImageBatch) -> None:
         """Append a batch: a DALI tensor list, or a list of arrays, DALI tensors, `ResizedImage`."""
         if not len(images):
             return
@@ -303,14 +306,14 @@ class PandasBackend:
         errors = {} if error is None else {error: _error_array([None] * len(frame))}
         return _assigned(frame, errors | {image: ReferenceDtype().__from_arrow__(references)})
 
-    def is_references(self, dtype: Any) -> bool:
+    def is_references(self, dtype: Dtype) -> bool:
         return is_reference_dtype(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> pd.DataFrame:
         columns = {name: pd.array([], dtype=pandas_type(type_)) for name, type_ in types.items()}
         return pd.DataFrame(columns, index=pd.Index([], dtype="int64"))
 
-    def is_images(self, dtype: Any) -> bool:
+    def is_images(self, dtype: Dtype) -> bool:
         return is_image_dtype(dtype)
 
     def arrays(self, images: pd.Series) -> list[np.ndarray | None]:
@@ -345,7 +348,7 @@ class PandasBackend:
             return None if series.hasnans else series.to_numpy(_numpy_type(dtype))
         return series.to_numpy(object, na_value=None)
 
-    def has_rows(self, dtype: Any) -> bool:
+    def has_rows(self, dtype: Dtype) -> bool:
         if pd.api.types.is_object_dtype(dtype) and not isinstance(dtype, pd.ArrowDtype):
             return True
         is_nested = isinstance(dtype, pd.ArrowDtype) and pa.types.is_nested(dtype.pyarrow_dtype)
@@ -396,13 +399,13 @@ def pandas_type(type_: pa.DataType) -> pd.api.extensions.ExtensionDtype:
     return pd.StringDtype("pyarrow") if is_text(type_) else pd.ArrowDtype(type_)
 
 
-def _tensor_dtype(dtype: Any) -> TensorDtype | None:
+def _tensor_dtype(dtype: Dtype) -> TensorDtype | None:
     """`TensorDtype` for its own columns, and for those of Arrow's types; None for others."""
     type_ = tensor_type(dtype.pyarrow_dtype) if isinstance(dtype, pd.ArrowDtype) else None
     return None if type_ is None else TensorDtype(type_)
 
 
-def _object_row(value: Any) -> Any:
+def _object_row(value: object) -> Any:
     """A Python object of a column; a list of lists of parquet is an array of arrays."""
     if isinstance(value, np.ndarray) and value.dtype == object:
         return regular([_object_row(item) for item in value])
@@ -436,7 +439,7 @@ def _arrow(values: Any, type_: pa.DataType) -> pa.Array | pa.ChunkedArray:
     return pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32) * length, flat, type=type_)
 
 
-def _numpy_type(dtype: Any) -> Any:
+def _numpy_type(dtype: Dtype) -> Any:
     return dtype.numpy_dtype if isinstance(dtype, pd.api.extensions.ExtensionDtype) else dtype
 
 

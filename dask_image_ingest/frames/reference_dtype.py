@@ -13,6 +13,7 @@ from dask.dataframe.extensions import make_array_nonempty
 from dask_image_ingest.errors import OperandError
 from dask_image_ingest.frames.arrow_types import bytes_of, is_byte_list, is_text
 from dask_image_ingest.frames.nested_dtype import NamedDtype, NestedArray, arrow_of, is_missing
+from dask_image_ingest.typedefs import Dtype
 from dask_image_ingest.url_secrets import UrlHolder
 
 #: Arrow type of an `ImageReference`. A null is a row without a sample, for example after an outer
@@ -129,7 +130,7 @@ def holds_references(type_: pa.DataType) -> bool:
     return bool(pa.types.is_struct(type_)) and type_.names == REFERENCE.names
 
 
-def as_references(array: Any) -> Any:
+def as_references(array: pa.Array | pa.ChunkedArray) -> Any:
     """Convert an Arrow array or chunked array to ``REFERENCE``."""
     if array.type.equals(REFERENCE):
         return array
@@ -178,7 +179,7 @@ class ReferenceArray(NestedArray):
         self._dtype = ReferenceDtype()
 
     @classmethod
-    def _to_arrow(cls, values: Iterable[Any], dtype: Any) -> pa.Array | pa.ChunkedArray:
+    def _to_arrow(cls, values: Iterable[Any], dtype: Dtype | None) -> pa.Array | pa.ChunkedArray:
         array = arrow_of(values, REFERENCE, as_references)
         if array is not None:
             return array
@@ -195,7 +196,7 @@ class ReferenceArray(NestedArray):
 ReferenceDtype.array_class = ReferenceArray
 
 
-def is_reference_dtype(dtype: Any) -> bool:
+def is_reference_dtype(dtype: object) -> bool:
     """True for the pandas dtype of image references."""
     return isinstance(dtype, pd.ArrowDtype) and holds_references(dtype.pyarrow_dtype)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,6 +15,7 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
+from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -40,7 +41,7 @@ def converter(format: Format, backend: Backend) -> Convert:
             "build that fits this machine"
         ) from error
 
-    def converted(array: Any) -> Any:
+    def converted(array: Array) -> Any:
         if array.dtype.kind in "mM":
             host = backend.host(array)
             array = pd.Series(host.ravel()).astype(object).to_numpy().reshape(host.shape)
@@ -119,7 +120,7 @@ class Normalize(NamedTuple):
         return backend.normalized(images, self.scale, self.shift)
 
 
-def parse_normalize(normalize: Any) -> Normalize | None:
+def parse_normalize(normalize: Iterable[Any] | None) -> Normalize | None:
     """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None
@@ -154,7 +155,7 @@ class BatchRows:
     def __len__(self) -> int:
         return self.count
 
-    def take(self, rows: Any) -> BatchRows:
+    def take(self, rows: range | np.ndarray) -> BatchRows:
         """Select rows by number; of a range, columns are views too."""
         index = slice(rows.start, rows.stop) if isinstance(rows, range) else rows
         images = {name: [arrays[row] for row in rows] for name, arrays in self.images.items()}
@@ -187,7 +188,7 @@ class BatchRows:
 
 
 def rows_of(
-    frame: Any, image: str | None, backend: Backend, meta: Any
+    frame: DataFrame, image: str | None, backend: Backend, meta: DataFrame
 ) -> tuple[BatchRows, np.ndarray]:
     """The rows of a partition that have an image in every image column, and their numbers.
 
@@ -199,6 +200,7 @@ def rows_of(
     ArgumentError
         If another column has values that its dtype can't hold, such as null integers.
     """
+    # The index is not that of the user's frame, if the rows were decoded from references.
     names = image_columns(frame)
     names = list(dict.fromkeys(names if image is None else [image, *names]))
     images = {name: backend.arrays(frame[name]) for name in names}
@@ -214,28 +216,29 @@ def rows_of(
     return BatchRows(len(present), images, columns), present
 
 
-# A partition that is being read: waits for it.
-Reading = Callable[[], Any]
+# A partition that is being read: a call waits for it.
+PendingPartition = Callable[[], Any]
 
 # Takes rows with images from a frame, with their numbers: `rows_of` with some of its arguments.
 RowsOf = Callable[[Any], tuple[BatchRows, np.ndarray]]
 
-# Waits for rows: those that have an image, and the places of these among all.
-Result = Callable[[], tuple[BatchRows, np.ndarray]]
+# Rows that are being read: a call waits for those that have an image, and for the places of these
+# among all.
+PendingRows = Callable[[], tuple[BatchRows, np.ndarray]]
 
 
 class HeldPartition:
     """A computed partition; its rows are taken when they are first asked for."""
 
-    def __init__(self, reading: Reading, rows_of: RowsOf) -> None:
-        self._reading: Reading | None = reading
+    def __init__(self, pending: PendingPartition, rows_of: RowsOf) -> None:
+        self._pending: PendingPartition | None = pending
         self._rows_of = rows_of
 
     @functools.cached_property
     def rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
         """The rows that have an image, and the number of each row of all among them, else -1."""
-        assert self._reading is not None
-        frame, self._reading = self._reading(), None
+        assert self._pending is not None
+        frame, self._pending = self._pending(), None
         rows, present = self._rows_of(frame)
         places = np.full(len(frame), -1)
         places[present] = np.arange(len(present))
@@ -262,7 +265,7 @@ def rows_in_order(
     return joined.take(joined_place[order[here]]), here
 
 
-def _column(series: Any, dtype: Any, backend: Backend) -> Any:
+def _column(series: Series, dtype: Dtype, backend: Backend) -> Any:
     """A column in the form that its declared dtype has in each batch.
 
     That is an array of one dtype, or a list of rows for lists, structs and Python objects.
@@ -289,7 +292,7 @@ def _column(series: Any, dtype: Any, backend: Backend) -> Any:
         raise _nulls(series, dtype, "a list of ") from None
 
 
-def _nulls(series: Any, dtype: Any, of: str = "") -> ArgumentError:
+def _nulls(series: Series, dtype: Dtype, of: str = "") -> ArgumentError:
     name = series.name
     return ArgumentError(
         f"iter_batches: {of}column {name!r} has nulls, and {dtype} has no value for these: drop "
@@ -298,7 +301,7 @@ def _nulls(series: Any, dtype: Any, of: str = "") -> ArgumentError:
     )
 
 
-def _undeclared(series: Any, dtype: Any) -> ArgumentError:
+def _undeclared(series: Series, dtype: Dtype) -> ArgumentError:
     name, first = series.name, series.iloc[[0]].tolist()[0]
     return ArgumentError(
         f"iter_batches: column {name!r} is declared as {dtype}, and has {shown(first)} of "
@@ -307,7 +310,7 @@ def _undeclared(series: Any, dtype: Any) -> ArgumentError:
     )
 
 
-def as_pandas(column: Any) -> pd.Series:
+def as_pandas(column: Series) -> pd.Series:
     """A column in memory as a pandas series."""
     series: pd.Series = column if isinstance(column, pd.Series) else column.to_pandas()
     return series

@@ -28,7 +28,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
-    Result,
+    PendingRows,
     batch_of,
     converter,
     parse_normalize,
@@ -36,7 +36,7 @@ from dask_image_ingest.loader.batch_format import (
 )
 from dask_image_ingest.loader.order import (
     CHUNK,
-    READERS,
+    PLACES,
     BucketedEpoch,
     Epoch,
     Rows,
@@ -93,8 +93,8 @@ class Schedule:
         Rows that are drawn by a column.
     buckets : int64 array, shape (buckets, 2), or None
         Heights and widths.
-    shares : float64 array, shape (frames,), or None
-        Shares of several frames in a step.
+    frame_weights : float64 array, shape (frames,), or None
+        Probability that a row comes from each of several frames.
     longest : bool
         Whether frames with rows left go on without others.
     """
@@ -105,7 +105,7 @@ class Schedule:
     repeat: bool = False
     sampling: Sampling | None = None
     buckets: np.ndarray | None = None
-    shares: np.ndarray | None = None
+    frame_weights: np.ndarray | None = None
     longest: bool = False
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class Schedule:
     @property
     def is_plain(self) -> bool:
         """True if the epoch is the rows of one frame, in order."""
-        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.shares)
+        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.frame_weights)
         return not self.repeat and all(option is None for option in options)
 
 
@@ -308,11 +308,13 @@ class Batches:
             weights = None
             if schedule.sampling is not None:
                 weights = schedule.sampling.weights(self._column(schedule.sampling.column), length)
-            readers = READERS if schedule.shuffle is None else self._readers(number)
-            streams.append(Stream(counts, schedule.shuffle, readers, weights, number))
-        if schedule.shares is not None:
+            places = PLACES if schedule.shuffle is None else self._places(number)
+            streams.append(Stream(counts, schedule.shuffle, places, weights, number))
+        if schedule.frame_weights is not None:
             seed = schedule.shuffle or 0
-            return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
+            return mixed_epoch(
+                streams, size, schedule.frame_weights, seed, self._epoch, schedule.longest
+            )
         (stream,) = streams
         if schedule.repeat:
             return Epoch(streams, [0], size, _FOREVER if stream.length else 0)
@@ -329,17 +331,17 @@ class Batches:
         (source,) = self._sources
         return once(self._facts, ("column", name), functools.partial(source.column, name))
 
-    def _readers(self, number: int) -> int:
-        """Places from which a shuffle reads: many, unless each holds a decoded partition."""
+    def _places(self, number: int) -> int:
+        """Number of places from which a shuffle reads: fewer if each holds a decoded partition."""
         counts, source = self._counts[number], self._sources[number]
         if not counts.any() or isinstance(self._sources_to_read[number], ReferenceSource):
-            return READERS
+            return PLACES
         first = int(np.argmax(counts > 0))
         row_bytes = source.known_row_bytes or once(
             self._facts, ("bytes of a row", number), lambda: source.row_bytes(first)
         )
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
-        return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, READERS))
+        return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, PLACES))
 
     @functools.cached_property
     def _sources_to_read(self) -> list[FrameSource]:
@@ -352,7 +354,7 @@ class Batches:
             return references
         first = np.zeros(1, np.int64)
         draw = draws_of(self._schedule.shuffle or 0, self._epoch, first, number)
-        return source.drawn(int(draw[0]))
+        return source.with_draw(int(draw[0]))
 
     def __repr__(self) -> str:
         shuffle = self._schedule.shuffle
@@ -414,7 +416,7 @@ class Batches:
             ends = np.cumsum(counts)
             first = int(np.searchsorted(ends, row, "right"))
             skip = row - int(ends[first - 1]) if first else row
-        depth = source.prefetch() if self._prefetch is None else self._prefetch
+        depth = source.default_prefetch() if self._prefetch is None else self._prefetch
         numbers = range(first, source.partitions)
         parts: list[BatchRows] = []  # of the next batch
         missing = self._size
@@ -467,7 +469,7 @@ class Batches:
             ]
             depth = self._prefetch
             if depth is None:
-                depth = max(source.prefetch() for source in self._sources_to_read)
+                depth = max(source.default_prefetch() for source in self._sources_to_read)
             ahead = PrefetchQueue(self._pieces(readers), depth)
             try:
                 for steps, results in ahead:
@@ -498,14 +500,14 @@ class Batches:
             finally:
                 ahead.clear()
 
-    def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[Result]]]:
+    def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[PendingRows]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         coming = _Coming(self._steps())
         count, done, most = 1, 0, None
         while steps := coming.take(count):
             following = 0 if most is None else min(2 * count, most)
             next_row = steps[-1].next_row
-            in_use = None if self._is_end(next_row) else self._plan.open_at(next_row)
+            in_use = None if self._is_end(next_row) else self._plan.in_use_at(next_row)
             results = []
             for frame, reader in enumerate(readers):
                 held = None if in_use is None else in_use[frame]
@@ -525,7 +527,7 @@ class Batches:
     @property
     def _horizon(self) -> int:
         """Steps of this process in which the rows of a chunk come."""
-        return math.ceil(READERS * CHUNK / self._plan.size / self._share.workers)
+        return math.ceil(PLACES * CHUNK / self._plan.size / self._share.workers)
 
     def _steps(self) -> Iterator[_Step]:
         """The next steps of this process."""

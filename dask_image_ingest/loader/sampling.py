@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -109,7 +109,7 @@ def _balanced(values: pd.Series) -> np.ndarray:
     return np.where(codes < 0, 0.0, 1 / counts[codes] if len(counts) else 0.0)
 
 
-def parse_buckets(buckets: Any, columns: Sequence[str]) -> np.ndarray | None:
+def parse_buckets(buckets: Iterable[Any] | None, columns: Sequence[str]) -> np.ndarray | None:
     """Parse the argument ``buckets=``: height and width of each, int64 (buckets, 2)."""
     if buckets is None:
         return None
@@ -138,7 +138,7 @@ def bucket_of_rows(column: ColumnOf, shapes: np.ndarray) -> np.ndarray:
     return nearest
 
 
-def _shapes(buckets: Any) -> np.ndarray:
+def _shapes(buckets: Iterable[Any]) -> np.ndarray:
     error = ArgumentError(
         f"buckets={shown(buckets)}: pass a list of (height, width), none of them twice, or "
         "(pixels, multiple), such as (512 * 512, 64), for all shapes of about so many pixels whose "

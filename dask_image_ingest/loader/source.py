@@ -21,6 +21,7 @@ import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
 from dask.system import CPU_COUNT
+from dask.typing import Key
 from distributed import Client, Worker, secede, wait
 from distributed import Future as RemoteFuture
 from distributed.scheduler import KilledWorker
@@ -29,7 +30,7 @@ from distributed.utils import offload
 
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
-from dask_image_ingest.dask_internals import convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dask_internals import FrameBase, convert_legacy_graph, cull, new_collection
 from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
@@ -55,14 +56,15 @@ from dask_image_ingest.frames import (
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     HeldPartition,
-    Reading,
-    Result,
+    PendingPartition,
+    PendingRows,
     RowsOf,
     as_pandas,
     rows_in_order,
 )
 from dask_image_ingest.loader.position import worker_of_loader
 from dask_image_ingest.loader.sampling import ColumnOf
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -104,7 +106,7 @@ class FrameSource:
 
     def __init__(
         self,
-        frame: Any,
+        frame: AnyFrame,
         image: str | None,
         shape: ImageShape | None = None,
         column: ColumnOf | None = None,
@@ -141,7 +143,7 @@ class FrameSource:
     def check_process(self) -> None:
         """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         return 1
 
@@ -151,9 +153,9 @@ class FrameSource:
         done.set_result(self._frame)
         return done
 
-    def hold(self, reading: Reading, rows_of: RowsOf) -> Any:
+    def hold(self, pending: PendingPartition, rows_of: RowsOf) -> Any:
         """A partition that is being read, in the form in which `take` needs it."""
-        return HeldPartition(reading, rows_of)
+        return HeldPartition(pending, rows_of)
 
     def take(
         self,
@@ -162,7 +164,7 @@ class FrameSource:
         draws: np.ndarray,
         shape: tuple[int, int] | None,
         rows_of: RowsOf,
-    ) -> Result:
+    ) -> PendingRows:
         """Start to take rows of several partitions.
 
         Parameters
@@ -197,11 +199,11 @@ class FrameSource:
         """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
         return 1.0
 
-    def encoded_bytes(self, part: Reading) -> float:
+    def encoded_bytes(self, part: PendingPartition) -> float:
         """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
         raise NotImplementedError
 
-    def fetch(self, part: Reading, rows: np.ndarray) -> None:
+    def fetch(self, part: PendingPartition, rows: np.ndarray) -> None:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         raise NotImplementedError
 
@@ -209,7 +211,7 @@ class FrameSource:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
 
-    def drawn(self, draw: int) -> FrameSource:
+    def with_draw(self, draw: int) -> FrameSource:
         """The same rows, with other random numbers of the augmentations that are yet to come."""
         return self
 
@@ -219,7 +221,7 @@ class LazySource(FrameSource):
 
     def __init__(
         self,
-        frame: Any,
+        frame: AnyFrame,
         image: str | None,
         shape: ImageShape | None = None,
         column: ColumnOf | None = None,
@@ -231,7 +233,7 @@ class LazySource(FrameSource):
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
-        # While it is open: the thread that computes, or fetches from the cluster; and those that
+        # While it is open: the threads that compute, or fetch from the cluster; and those that
         # read partitions, by default the same.
         self._threads: Executor
         self._reading: Executor
@@ -276,7 +278,9 @@ class LazySource(FrameSource):
         self._secede()
         set_up = self._backend.thread_setup()
         if self._client is None:
-            self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)
+            # On a GPU, one prepares or copies a partition while DALI decodes that of the other.
+            threads = 2 if self._backend.device == "gpu" else 1
+            self._threads = ThreadPoolExecutor(threads, "iter-batches", set_up)
         else:
             # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
@@ -310,12 +314,12 @@ class LazySource(FrameSource):
             is_reader = self._reader == threading.get_ident()
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
-    def prefetch(self) -> int:
-        if self._client is None:
-            return super().prefetch()
+    def default_prefetch(self) -> int:
         if self._backend.device == "gpu":
             # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
             return _EXTRA_PARTITIONS
+        if self._client is None:
+            return super().default_prefetch()
         threads: int = sum(self._client.nthreads().values())
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
@@ -364,7 +368,7 @@ class LazySource(FrameSource):
         decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self.image)
 
-    def drawn(self, draw: int) -> FrameSource:
+    def with_draw(self, draw: int) -> FrameSource:
         expr = with_draw(self._frame.expr, draw)
         if expr._name == self._frame.expr._name:
             return self
@@ -377,7 +381,11 @@ class LazySource(FrameSource):
         """Computed once in a process if the name of the query has the versions of its files."""
         leaves = (node for node in self._rows.expr.walk() if not node.dependencies())
         is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
-        return once(_versioned, key, compute) if is_versioned else compute()
+        if not is_versioned:
+            return compute()
+        for oldest in list(_versioned)[:-_MOST_KNOWN]:
+            _versioned.pop(oldest, None)
+        return once(_versioned, key, compute)
 
     def _count(self) -> np.ndarray:
         decode = last_decode(self._rows.expr)
@@ -429,6 +437,8 @@ class ReferenceSource(LazySource):
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
+        # Partitions that `row_bytes` has begun to read, until `read` gives them.
+        self._begun: dict[int, Future[Any]] = {}
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
@@ -452,32 +462,36 @@ class ReferenceSource(LazySource):
             self._gathering.shutdown(wait=False)
             self._reading.shutdown(wait=False)
 
-    def encoded_bytes(self, part: Reading) -> float:
+    def read(self, number: int) -> Future[Any]:
+        return self._begun.pop(number, None) or super().read(number)
+
+    def encoded_bytes(self, part: PendingPartition) -> float:
         assert self._ahead is not None
         return self._ahead.mean_size(part())
 
-    def fetch(self, part: Reading, rows: np.ndarray) -> None:
+    def fetch(self, part: PendingPartition, rows: np.ndarray) -> None:
         ahead = self._ahead
         assert ahead is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
 
     def row_bytes(self, number: int) -> float:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
-        rows = self.read(number).result()
+        reading = self._begun[number] = self.read(number)
+        rows = reading.result()
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
-    def hold(self, reading: Reading, rows_of: RowsOf) -> Reading:
-        return reading
+    def hold(self, pending: PendingPartition, rows_of: RowsOf) -> PendingPartition:
+        return pending
 
     def take(
         self,
-        parts: Sequence[tuple[Reading, np.ndarray]],
+        parts: Sequence[tuple[PendingPartition, np.ndarray]],
         order: np.ndarray,
         draws: np.ndarray,
         shape: tuple[int, int] | None,
         rows_of: RowsOf,
-    ) -> Result:
+    ) -> PendingRows:
         decode = (self._last if shape is None else self._last.resized(shape)).function
         seeds = draws if self._last.is_random and draws.any() else None
         rows = self._gathering.submit(_gather, parts, order)
@@ -502,7 +516,7 @@ class ReferenceSource(LazySource):
         return result
 
     def _submit(
-        self, decode: Callable[..., Any], rows: Any, draws: np.ndarray | None
+        self, decode: Callable[..., Any], rows: DataFrame, draws: np.ndarray | None
     ) -> RemoteFuture:
         assert self._client is not None
         future = self._client.submit(decode, rows, draws, pure=False)
@@ -510,32 +524,32 @@ class ReferenceSource(LazySource):
         return future
 
 
-def _gather(parts: Sequence[tuple[Reading, np.ndarray]], order: np.ndarray) -> Any:
+def _gather(parts: Sequence[tuple[PendingPartition, np.ndarray]], order: np.ndarray) -> Any:
     frames = [part().iloc[rows] for part, rows in parts]
     rows = frames[0] if len(frames) == 1 else concat(frames)
     return rows.iloc[order].reset_index(drop=True)
 
 
 def lazy_source(
-    frame: Any, columns: list[str], image: str | None, shape: ImageShape | None
+    frame: FrameBase, columns: list[str], image: str | None, shape: ImageShape | None
 ) -> LazySource:
     """Source of some columns of a dask dataframe."""
     column = functools.partial(_column, frame, columns)
     return LazySource(_numbered(frame, columns, columns), image, shape, column)
 
 
-def _column(frame: Any, columns: list[str], name: str) -> pd.Series:
+def _column(frame: FrameBase, columns: list[str], name: str) -> pd.Series:
     """A column of all rows that the source of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
     threads = CPU_COUNT if worker_of_loader() is None else 1
     return as_pandas(_computed(rows[name], client_that_computes(), threads))
 
 
-def _numbered(frame: Any, columns: list[str], names: list[str]) -> Any:
+def _numbered(frame: FrameBase, columns: list[str], names: list[str]) -> Any:
     return new_collection(with_bad_rows(select_columns(frame, names).expr, columns))
 
 
-def _computed(collection: Any, client: Client | None, threads: int = 1) -> Any:
+def _computed(collection: FrameBase, client: Client | None, threads: int = 1) -> Any:
     """Compute on a cluster, or here: not on Dask's threads, which a fork does not have."""
     with dask.config.set(_NUMBERED):
         if client is not None or threads == 1:
@@ -544,11 +558,11 @@ def _computed(collection: Any, client: Client | None, threads: int = 1) -> Any:
             return collection.compute(scheduler="threads", pool=pool)
 
 
-def _length(frame: Any) -> pd.Series:
+def _length(frame: DataFrame) -> pd.Series:
     return pd.Series([len(frame)])
 
 
-def _row_bytes(images: Any) -> pd.Series:
+def _row_bytes(images: DataFrame) -> pd.Series:
     arrays = backend_of(images).arrays
     nbytes = sum(
         array.nbytes for name in images for array in arrays(images[name]) if array is not None
@@ -578,12 +592,10 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
     value: Value | None = facts.get(key)
     if value is None:
         value = facts[key] = compute()
-        while len(facts) > _MOST_KNOWN:
-            facts.pop(next(iter(facts)), None)
     return value
 
 
-def check_count(frame: Any, counted: int, describe: Callable[[], str]) -> Any:
+def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> Any:
     """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
         _versioned.clear()
@@ -637,7 +649,7 @@ def map_remote(future: RemoteFuture) -> Any:
     return None
 
 
-def _export_mapping(key: Any, machine: str, dask_worker: Worker) -> _Mapping | None:
+def _export_mapping(key: Key, machine: str, dask_worker: Worker) -> _Mapping | None:
     """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
     if not machine or machine != this_machine() or key not in dask_worker.data:
         return None

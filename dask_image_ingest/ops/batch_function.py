@@ -12,6 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,13 +22,14 @@ from dask_image_ingest.errors import (
     FunctionError,
     MissingDependencyError,
 )
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.ops.outputs import ResultError
+from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import error_text, without_secrets
 from dask_image_ingest.user_functions import refuse_other_code, token_and_code
 
 
-def unwrapped(function: Any) -> Any:
+def unwrapped(function: object) -> Any:
     """The function or class of a ``functools.partial``; anything else itself."""
     while isinstance(function, functools.partial):
         function = function.func
@@ -114,7 +116,7 @@ class BatchFunction:
             ) from error
 
     def failure(
-        self, error: BaseException, frame: Any, rows: Sequence[int], tries: str = ""
+        self, error: BaseException, frame: DataFrame, rows: Sequence[int], tries: str = ""
     ) -> DaskImageIngestError:
         """The error to raise if a call fails, or has a wrong result, naming the rows."""
         which = rows_text(frame, rows, self.noun)
@@ -136,7 +138,7 @@ class BatchFunction:
         return without_secrets(f"function-failed: {self.name}: {text}")
 
 
-def rows_text(frame: Any, rows: Sequence[int], noun: str) -> str:
+def rows_text(frame: DataFrame, rows: Sequence[int], noun: str) -> str:
     """Describe a row, or the first and the last of some rows, for errors."""
     ends = list(dict.fromkeys([rows[0], rows[-1]]))
     names = [name for name in ("__key__", "__url__") if name in frame.columns]
@@ -187,6 +189,15 @@ _models = [Models()]
 os.register_at_fork(after_in_child=lambda: _models.append(Models()))
 
 
+# Tasks share the memory of a GPU, and a model need not be thread-safe.
+_ON_GPU = threading.RLock()
+
+
+def turn(backend: Backend) -> AbstractContextManager[Any]:
+    """Context of a call of a user's function: on a GPU, one at a time in this process."""
+    return _ON_GPU if backend.device == "gpu" else nullcontext()
+
+
 # By name, so that neither library is imported: torch's error is a RuntimeError.
 _GPU_ERRORS = {"OutOfMemoryError", "CUDARuntimeError", "AcceleratorError"}
 
@@ -225,7 +236,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
             errors += [cause.__cause__, cause.__context__, *held]
 
 
-def waits(function: Any) -> bool:
+def waits(function: object) -> bool:
     """True for an ``async def`` function, and for a class or object whose calls are such."""
     function = unwrapped(function)
     if isinstance(function, type) or not inspect.isroutine(function):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import operator
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Final
 
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from numpy.typing import DTypeLike
 from PIL import Image
 
 from dask_image_ingest.arguments import check_unique, shown
@@ -24,12 +26,13 @@ from dask_image_ingest.decode import (
 )
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import as_uint8, backend_of, is_text, stack_views
+from dask_image_ingest.typedefs import Array, DataFrame
 
 _LEVELS = np.arange(256)
 _STATISTICS = {"mean": "float64", "std": "float64", "min": "int64", "max": "int64"}
 
 
-def level_histograms(frame: Any, image: str) -> pd.DataFrame:
+def level_histograms(frame: DataFrame, image: str) -> pd.DataFrame:
     """Histograms of a partition's pixel values: a row of 256 counts for each channel.
 
     Integer counts add up exactly, for any number and order of partitions, and all statistics follow
@@ -76,10 +79,10 @@ def _statistics(counts: np.ndarray) -> tuple[float, float, int, int, int]:
 
 
 def stack(
-    frame: Any,
+    frame: DataFrame,
     image: str,
     shape: ImageShape | None = None,
-    first: Any = None,
+    first: DataFrame | None = None,
     dtype: np.dtype | None = None,
 ) -> Any:
     """Stack the images of a pandas or cuDF frame into one array, (n, height, width, channels).
@@ -125,7 +128,7 @@ def stack(
     return images
 
 
-def parse_dtype(dtype: Any) -> np.dtype | None:
+def parse_dtype(dtype: DTypeLike | None) -> np.dtype | None:
     """Parse the argument ``dtype=`` of ``stack``."""
     if dtype is None:
         return None
@@ -135,7 +138,7 @@ def parse_dtype(dtype: Any) -> np.dtype | None:
     raise ArgumentError(f"dtype={shown(dtype)}; pass 'uint8', 'uint16' or 'float32'")
 
 
-def parse_shape(shape: Any) -> ImageShape | None:
+def parse_shape(shape: Iterable[Any] | None) -> ImageShape | None:
     """Parse the argument ``shape=`` of ``stack``."""
     if shape is None:
         return None
@@ -148,19 +151,19 @@ def parse_shape(shape: Any) -> ImageShape | None:
     return height, width, channels
 
 
-def _empty_shape(required: ImageShape, first: Any, image: str) -> tuple[int, ...]:
+def _empty_shape(required: ImageShape, first: DataFrame | None, image: str) -> tuple[int, ...]:
     """Image shape of an empty partition, so that it can be concatenated with the others."""
     known = _first_shape(first, image) or (0, 0, 0)
     return tuple(own if edge is None else edge for edge, own in zip(required, known, strict=True))
 
 
-def _first_shape(first: Any, image: str) -> tuple[int, ...] | None:
+def _first_shape(first: DataFrame | None, image: str) -> tuple[int, ...] | None:
     """Shape of the first image of any partition; None if it is not known."""
     arrays = [] if first is None else backend_of(first).arrays(first[image])
     return tuple(arrays[0].shape) if arrays and arrays[0] is not None else None
 
 
-def vectors(frame: Any, column: str, first: Any = None) -> Any:
+def vectors(frame: DataFrame, column: str, first: DataFrame | None = None) -> Any:
     """A column of lists or arrays of a pandas or cuDF frame as an array (n, ...).
 
     ``first`` is a frame with the first row of any partition, whose shape is required.
@@ -191,17 +194,17 @@ def vectors(frame: Any, column: str, first: Any = None) -> Any:
     return values
 
 
-def first_row(frame: Any) -> Any:
+def first_row(frame: DataFrame) -> Any:
     """The first row that is not null, of a frame with one column."""
     return frame[frame[frame.columns[0]].notna()].head(1)
 
 
-# Numbers of channels: grey, grey and alpha, RGB, RGBA.
-_CHANNELS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
+#: Formats that pixels are encoded in → numbers of channels: grey, grey and alpha, RGB, RGBA.
+ENCODED_FORMATS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
 
 
 def small_images(
-    frame: Any,
+    frame: DataFrame,
     image: str,
     size: int | tuple[int, int],
     resize: str,
@@ -235,7 +238,7 @@ def small_images(
     return _update_errors(frame, errors, too_large) if too_large else frame
 
 
-def _update_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any:
+def _update_errors(frame: DataFrame, errors: list[str | None], rows: list[int]) -> Any:
     """Set the errors of some rows, if the frame has a column of them."""
     if "error" not in frame.columns:
         return frame
@@ -250,14 +253,14 @@ def _update_errors(frame: Any, errors: list[str | None], rows: list[int]) -> Any
     return frame.assign(error=updated["error"])
 
 
-def _error(array: Any, decoding: DecodeSpec) -> str | None:
+def _error(array: Array | None, decoding: DecodeSpec) -> str | None:
     if array is None:
         return "missing"
     height, width, channels = array.shape
     return decoding.validated(Header(None, height, width, channels, None, False)).error
 
 
-def encoded_images(frame: Any, image: str, format: str, quality: int, **options: Any) -> Any:
+def encoded_images(frame: DataFrame, image: str, format: str, quality: int, **options: Any) -> Any:
     """Encode the images of a pandas or cuDF frame: a series of bytes.
 
     ``options`` are Pillow's for the format.
@@ -284,7 +287,7 @@ def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> byte
             "takes uint8; png takes uint16 of one channel too. Make such images first with "
             "map_batches, or write them as parquet, which keeps any"
         )
-    channels, supported = array.shape[2], _CHANNELS[format]
+    channels, supported = array.shape[2], ENCODED_FORMATS[format]
     if channels not in supported:
         raise ArgumentError(
             f"encode: an image has {channels} channels, and {format} takes "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -29,7 +29,13 @@ from dask_image_ingest.frames import (
     row_values,
     tensor_type,
 )
-from dask_image_ingest.ops.batch_function import BatchFunction, may_be_of_a_row, rows_text, waits
+from dask_image_ingest.ops.batch_function import (
+    BatchFunction,
+    may_be_of_a_row,
+    rows_text,
+    turn,
+    waits,
+)
 from dask_image_ingest.ops.outputs import (
     ResultError,
     checked_images,
@@ -39,6 +45,7 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
+from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -50,7 +57,7 @@ class MapBatches(AppendsColumns, PreservesRows):
     batch_map: BatchMap
 
     @staticmethod
-    def operation(frame: Any, batch_map: BatchMap) -> Any:
+    def operation(frame: DataFrame, batch_map: BatchMap) -> Any:
         """Map one partition."""
         return batch_map(frame)
 
@@ -131,7 +138,7 @@ class BatchMap:
         """Those of ``columns`` that are inputs or kept."""
         return [name for name in columns if name in self.kept or name in self.inputs]
 
-    def __call__(self, frame: Any) -> Any:
+    def __call__(self, frame: DataFrame) -> Any:
         """Map a pandas or cuDF frame: its kept columns and the outputs."""
         rows, columns = self.arguments(frame)
         if not rows:
@@ -141,7 +148,7 @@ class BatchMap:
         self._log(failures, frame, len(rows))
         return self._assemble(frame, results, done, failures)
 
-    def arguments(self, frame: Any) -> tuple[list[int], list[InputColumn]]:
+    def arguments(self, frame: DataFrame) -> tuple[list[int], list[InputColumn]]:
         """The rows that the function gets, and the columns of its arguments in these."""
         rows = list(range(len(frame)))
         if self.skip_missing:
@@ -149,7 +156,7 @@ class BatchMap:
         return rows, input_columns(frame, self.inputs, rows) if rows else []
 
     def _results(
-        self, frame: Any, rows: Sequence[int], columns: Sequence[InputColumn]
+        self, frame: DataFrame, rows: Sequence[int], columns: Sequence[InputColumn]
     ) -> tuple[dict[str, list[Any]], list[int], dict[int, str]]:
         """Call the function with some rows: outputs, the rows that they belong to, and failures.
 
@@ -181,7 +188,7 @@ class BatchMap:
         function: Callable[..., Any],
         columns: Sequence[InputColumn],
         rows: Sequence[int],
-        frame: Any,
+        frame: DataFrame,
         positions: range,
     ) -> _Outputs:
         """The outputs of one batch, by name."""
@@ -191,8 +198,9 @@ class BatchMap:
             column.batch(of_batch, backend, copies=self.function.writes) for column in columns
         ]
         try:
-            result = function(*arguments)
-            return list(self._check(result, len(positions), backend))
+            with turn(backend):
+                result = function(*arguments)
+                return list(self._check(result, len(positions), backend))
         except (FunctionError, MissingDependencyError, KeyboardInterrupt):  # not by these images
             raise
         except BaseException as error:
@@ -201,7 +209,7 @@ class BatchMap:
             batch = [rows[position] for position in positions]
             raise self.function.failure(error, frame, batch) from error
 
-    def _log(self, failures: Mapping[int, str], frame: Any, count: int) -> None:
+    def _log(self, failures: Mapping[int, str], frame: DataFrame, count: int) -> None:
         """Log how many rows failed."""
         if failures:
             row, reason = next(iter(failures.items()))
@@ -211,13 +219,13 @@ class BatchMap:
                 self.function.called_by, len(failures), count, first, reason,
             )  # fmt: skip
 
-    def meta(self, frame: Any) -> Any:
+    def meta(self, frame: DataFrame) -> Any:
         """The empty output frame, built without calling the function."""
         return self._assemble(frame, {name: [] for name in self.outputs}, [], {})
 
     def _assemble(
         self,
-        frame: Any,
+        frame: DataFrame,
         results: Mapping[str, list[Any]],
         rows: list[int],
         failures: Mapping[int, str],
@@ -320,7 +328,7 @@ def _in_halves(
     yield from _in_halves(call, rows[middle:], fails=not first_failed)
 
 
-def apply_batch_map(frame: Any, batch_map: BatchMap) -> Any:
+def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> Any:
     """The columns that a `BatchMap` keeps and makes of a frame; lazy if the frame is."""
     if isinstance(frame, dx.FrameBase):
         return dx.new_collection(MapBatches(frame.expr, batch_map))
@@ -414,7 +422,7 @@ class InputColumn:
         return value.item() if isinstance(value, np.generic) else _copied(value)
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     if isinstance(value, dict):
         return {name: _copied(item) for name, item in value.items()}
     if isinstance(value, list):
@@ -422,7 +430,7 @@ def _copied(value: Any) -> Any:
     return value.copy() if hasattr(value, "copy") else value
 
 
-def _on_host(value: Any, backend: Backend) -> Any:
+def _on_host(value: object, backend: Backend) -> Any:
     """Values with their arrays in host memory, in any nesting."""
     if isinstance(value, dict):
         return {name: _on_host(item, backend) for name, item in value.items()}
@@ -431,11 +439,11 @@ def _on_host(value: Any, backend: Backend) -> Any:
     return backend.host(value) if hasattr(value, "__cuda_array_interface__") else value
 
 
-def _shape_and_dtype(image: Any) -> Any:
+def _shape_and_dtype(image: Array | None) -> Any:
     return None if image is None else (image.shape, image.dtype)
 
 
-def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:
+def rows_with_images(frame: DataFrame, names: Sequence[Any]) -> list[int]:
     """Numbers of the rows that have an image in every image column among ``names``."""
     backend = backend_of(frame)
     columns = [
@@ -444,12 +452,12 @@ def rows_with_images(frame: Any, names: Sequence[Any]) -> list[int]:
     return [row for row in range(len(frame)) if all(images[row] is not None for images in columns)]
 
 
-def input_columns(frame: Any, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
+def input_columns(frame: DataFrame, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
     """The values of columns in some rows of a pandas or cuDF frame."""
     return [_input_column(frame[[name]], name, rows) for name in names]
 
 
-def _input_column(frame: Any, name: Any, rows: Sequence[int]) -> InputColumn:
+def _input_column(frame: DataFrame, name: Hashable, rows: Sequence[int]) -> InputColumn:
     backend = backend_of(frame)
     if backend.is_images(frame[name].dtype):
         images = backend.arrays(frame[name])
@@ -476,6 +484,6 @@ def _input_column(frame: Any, name: Any, rows: Sequence[int]) -> InputColumn:
         ) from None
 
 
-def _on_device(values: Any, backend: Backend) -> Any:
+def _on_device(values: object, backend: Backend) -> Any:
     is_numeric = isinstance(values, np.ndarray) and values.dtype.kind in "biuf"
     return backend.numpy.asarray(values) if is_numeric else values

@@ -17,7 +17,7 @@ import random
 import re
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
@@ -34,6 +34,7 @@ from dask_image_ingest.ops.batch_function import causes, may_be_of_a_row, waits
 from dask_image_ingest.ops.map_batches import BatchMap, InputColumn, make_batch_map
 from dask_image_ingest.ops.outputs import ResultError, checked_images, value_array
 from dask_image_ingest.ops.row_journal import RowJournal, current_journal
+from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.user_functions import stable_token
 
 _Value = TypeVar("_Value")
@@ -75,7 +76,7 @@ class _Calls:
         """The result of a function that blocks."""
         return await self.loop.run_in_executor(self._threads, function)
 
-    def run(self, coroutine: Any) -> None:
+    def run(self, coroutine: Coroutine[Any, Any, Any]) -> None:
         """Wait for a coroutine on the loop; an interrupt of this thread cancels it."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)
         try:
@@ -155,7 +156,7 @@ class RowMap(BatchMap):
         return (*super().__dask_tokenize__(), self.concurrency, self.retries)
 
     def _results(
-        self, frame: Any, rows: Sequence[int], columns: Sequence[InputColumn]
+        self, frame: DataFrame, rows: Sequence[int], columns: Sequence[InputColumn]
     ) -> tuple[dict[str, list[Any]], list[int], dict[int, str]]:
         columns = [column.on_host(backend_of(frame)) for column in columns]
         journal = current_journal.get()
@@ -265,7 +266,7 @@ class RowMap(BatchMap):
     def _costs_a_row(self, failed: _Failed) -> bool:
         return self.errors == "null" and may_be_of_a_row(failed.error) and not failed.in_a_row
 
-    def _reason(self, failed: _Failed, frame: Any, row: int) -> str:
+    def _reason(self, failed: _Failed, frame: DataFrame, row: int) -> str:
         """The reason in `error`; raises if the failure costs more than the row."""
         tries = f" ({failed.calls} tries)" if failed.calls > 1 else ""
         if self._costs_a_row(failed):
@@ -285,7 +286,7 @@ class RowMap(BatchMap):
         types = {n: pa.binary() if t == IMAGE else t for n, t in self.outputs.items()}
         return pa.schema(list(types.items()))
 
-    def _batch(self, result: Any) -> pa.RecordBatch:
+    def _batch(self, result: object) -> pa.RecordBatch:
         """The outputs that a function gave for one row, checked.
 
         Raises

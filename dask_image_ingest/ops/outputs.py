@@ -30,6 +30,7 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
+from dask_image_ingest.typedefs import Array, ArrayModule, DataFrame
 from dask_image_ingest.url_secrets import storable
 
 
@@ -54,7 +55,7 @@ def is_null(value: object) -> bool:
     return value is None or value is np.ma.masked or value is pd.NA
 
 
-def with_none(values: Any) -> Any:
+def with_none(values: object) -> Any:
     """Values that NumPy, pandas or Arrow say are null as None; a list if there are any."""
     if is_null(values):
         return None
@@ -75,7 +76,7 @@ def with_none(values: Any) -> Any:
     return values
 
 
-def output_type(name: str, given: Any) -> pa.DataType:
+def output_type(name: str, given: object) -> pa.DataType:
     """Parse the type of an output."""
     if not isinstance(name, str):
         raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
@@ -143,7 +144,7 @@ def checked_values(name: str, values: Any, type_: pa.DataType, count: int, backe
     return backend.numpy.asarray(_cast(name, array, dtype, backend))
 
 
-def value_array(name: str, value: Any, type_: pa.DataType) -> pa.Array:
+def value_array(name: str, value: object, type_: pa.DataType) -> pa.Array:
     """Check the value of an output for one row: an Arrow array of length 1."""
     values = checked_values(name, [value], type_, 1, get_backend("pandas"))
     if isinstance(values, pa.Array):
@@ -240,7 +241,7 @@ def arrow_rows(name: str, rows: Sequence[Any] | np.ndarray, type_: pa.DataType) 
     return pa.StructArray.from_arrays(fields, fields=list(type_), mask=mask)
 
 
-def _tensor(name: str, row: Any, type_: pa.FixedShapeTensorType) -> np.ndarray | None:
+def _tensor(name: str, row: object, type_: pa.FixedShapeTensorType) -> np.ndarray | None:
     if row is None:
         return None
     array = _host_cast(name, row, type_.value_type)
@@ -305,7 +306,7 @@ def _leaves(name: str, values: Sequence[Any], type_: pa.DataType) -> pa.Array:
         raise
 
 
-def _misfit(name: str, value: Any, type_: pa.DataType, why: str = "") -> ResultError:
+def _misfit(name: str, value: object, type_: pa.DataType, why: str = "") -> ResultError:
     return ResultError(
         f"{shown(value)} in {name!r}", f", and outputs= says {type_name(type_)} for each image{why}"
     )
@@ -323,7 +324,7 @@ def _host_cast(name: str, values: Any, type_: pa.DataType) -> np.ndarray:
     return array
 
 
-def _cast(name: str, array: Any, dtype: np.dtype, backend: Backend) -> Any:
+def _cast(name: str, array: Array, dtype: np.dtype, backend: Backend) -> Any:
     lossy = first_lossy(array, dtype, backend.numpy)
     if lossy is not None:
         raise ResultError(f"{shown(lossy)} in {name!r}, which {dtype} can't hold")
@@ -362,7 +363,7 @@ def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
     return array
 
 
-def _as_python(value: Any) -> Any:
+def _as_python(value: object) -> Any:
     return np.asarray(_on_host(value)).tolist() if hasattr(value, "__array__") else value
 
 
@@ -391,7 +392,7 @@ def as_array(values: Any, backend: Backend) -> Any:
     return backend.numpy.asarray(array) if array.dtype.kind in "biuf" else array
 
 
-def _is_on_gpu(value: Any) -> bool:
+def _is_on_gpu(value: object) -> bool:
     return hasattr(value, "__cuda_array_interface__")
 
 
@@ -412,7 +413,7 @@ def _convertible(values: Any, backend: Backend) -> Any:
     return values
 
 
-def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
+def first_lossy(array: Array, dtype: np.dtype, numpy: ArrayModule) -> Any:
     """A value of an array that ``dtype`` cannot hold; None if it can hold all of them.
 
     Float types may round values within their range. Integers and booleans must be exact. ``numpy``
@@ -441,11 +442,11 @@ def first_lossy(array: Any, dtype: np.dtype, numpy: Any) -> Any:
     return most if most > bounds.max else None
 
 
-def _first(array: Any, mask: Any) -> Any:
+def _first(array: Array, mask: Array) -> Any:
     return array[mask][0].item() if mask.any() else None
 
 
-def checked_images(name: str, values: Any, count: int, backend: Backend) -> list[Any]:
+def checked_images(name: str, values: object, count: int, backend: Backend) -> list[Any]:
     """Check a result of images: a list with an array (height, width, channels) or None for each."""
     if isinstance(values, np.ndarray) and values.dtype == object and values.ndim == 1:
         values = list(values)
@@ -483,7 +484,7 @@ def _gray_advice(is_gray: bool) -> str:
 
 
 def with_image_column(
-    frame: Any, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
+    frame: DataFrame, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
 ) -> Any:
     """Add a column of images for ``rows``, null in all other rows."""
     by_row = {
@@ -498,7 +499,7 @@ def with_image_column(
     return backend.with_images(frame, pixels, name, None)
 
 
-def with_reasons(frame: Any, name: str, reasons: Mapping[int, str], backend: Backend) -> Any:
+def with_reasons(frame: DataFrame, name: str, reasons: Mapping[int, str], backend: Backend) -> Any:
     """Write the reasons of failed rows to a column of strings, where it has none yet.
 
     The column is added if the frame has none of this name.

@@ -78,7 +78,7 @@ def configured_settings() -> Settings:
     return Settings(**configured)
 
 
-def _parse(name: str, value: Any, field: str) -> Any:
+def _parse(name: str, value: object, field: str) -> Any:
     seconds = field.endswith(("timeout", "limit"))
     try:
         parsed = parse_timedelta(value) if seconds else parse_bytes(value)

@@ -82,7 +82,13 @@ class _SendsUrl:
     """A pool that requests what it is given as ``sent``, in place of what urllib3 made of it."""
 
     def _make_request(
-        self, connection: Any, method: str, url: str, *, sent: str, **options: Any
+        self,
+        connection: urllib3.connection.HTTPConnection,
+        method: str,
+        url: str,
+        *,
+        sent: str,
+        **options: Any,
     ) -> urllib3.BaseHTTPResponse:
         scheme, _, rest = sent.partition("://")
         host = urlsplit(sent).netloc

@@ -32,6 +32,7 @@ from dask_image_ingest.image_counts import (
 )
 from dask_image_ingest.storage import shard_name
 from dask_image_ingest.storage.output import refuse_sources
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.view.page import (
     Thumbnails,
     bars_chart,
@@ -53,7 +54,7 @@ _HEADER = ("format", "height", "width", "nbytes")
 
 
 def gallery(
-    frame: Any,
+    frame: AnyFrame,
     path: str | PathLike[str] | None = None,
     n: int = 200,
     *,
@@ -131,7 +132,7 @@ def gallery(
     return sheet
 
 
-def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
+def refuse_source(frame: AnyFrame, path: str | PathLike[str]) -> None:
     """Raise an ``ArgumentError`` if a page would overwrite a file that the frame reads."""
     refuse_sources(
         files_read(frame),
@@ -144,14 +145,14 @@ def refuse_source(frame: Any, path: str | PathLike[str]) -> None:
     refuse_no_page(path)
 
 
-def count_headers(frame: Any, decode: bool = False) -> tuple[pd.DataFrame, list[int]]:
+def count_headers(frame: AnyFrame, decode: bool = False) -> tuple[pd.DataFrame, list[int]]:
     """Counts of images by header, with ``decode`` also by error; and the rows of each partition."""
     names = [*_HEADER, *(["error"] if decode else [])]
     narrow = select_columns(frame, [name for name in frame.columns if name in names])
     return reduce_partitions(narrow, _count_partition, _merge_counts)
 
 
-def _count_partition(frame: Any) -> tuple[pd.DataFrame, list[int]]:
+def _count_partition(frame: DataFrame) -> tuple[pd.DataFrame, list[int]]:
     return count_images(backend_of(frame).to_arrow(frame).to_pandas()), [len(frame)]
 
 
@@ -204,7 +205,7 @@ def _shown_errors(sheet: Thumbnails) -> Counter[str]:
     return Counter(card.error.split(":")[0] for card in sheet.cards if card.error)
 
 
-def _default_title(frame: Any) -> str:
+def _default_title(frame: AnyFrame) -> str:
     dataset = next(datasets_of(frame.expr), None) if isinstance(frame, FrameBase) else None
     if dataset is None:
         return "Images"

@@ -272,7 +272,7 @@ class Card:
         )
 
 
-def _text(name: Any, text: str) -> str:
+def _text(name: object, text: str) -> str:
     label = f'<span class="dii-name">{escape(str(name))}</span>'
     if len(text) <= _FOLDED:
         return f'<span class="dii-text">{label} {escape(text)}</span>'

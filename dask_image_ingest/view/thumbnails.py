@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -40,11 +40,12 @@ from dask_image_ingest.decode import LARGEST_SIZE, MAX_PIXELS, DecodeSpec, make_
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 from dask_image_ingest.ops import encode, small_images
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view.page import Card, Thumbnails
 
 
-def first_rows(frame: Any, n: int) -> Any:
+def first_rows(frame: AnyFrame, n: int) -> Any:
     """The first ``n`` rows, computed from few partitions."""
     if not isinstance(frame, FrameBase):
         return frame.head(n)
@@ -58,11 +59,11 @@ def first_rows(frame: Any, n: int) -> Any:
     return concat(parts).head(n)
 
 
-def _heads(frame: Any, partitions: Sequence[int], n: int) -> list[Any]:
+def _heads(frame: FrameBase, partitions: Sequence[int], n: int) -> list[Any]:
     return [frame.partitions[number].head(n, compute=False) for number in partitions]
 
 
-def spread_rows(frame: Any, n: int, lengths: Sequence[int]) -> Any:
+def spread_rows(frame: AnyFrame, n: int, lengths: Sequence[int]) -> Any:
     """Compute ``n`` rows at even distances, in order: the same ones for any partitions.
 
     ``lengths`` has the number of rows of each partition. Like any filter by metadata, the choice
@@ -121,7 +122,7 @@ _HEADER = ("format", "height", "width", "nbytes")
 
 
 def make_thumbnails(
-    frame: Any,
+    frame: AnyFrame,
     n: int,
     size: int,
     columns: Sequence[str] | None,
@@ -167,13 +168,18 @@ def make_thumbnails(
     return Thumbnails(_cards(rows, texts, facts, size, masks, image), size)
 
 
-def _simplify(frame: Any) -> Any:
+def _simplify(frame: AnyFrame) -> Any:
     """Push projections down now: Dask does not push them through a head of a concatenation."""
     return frame.simplify() if isinstance(frame, FrameBase) else frame
 
 
 def _cards(
-    rows: Any, texts: list[str], facts: list[str], size: int, masks: list[Any] | None, image: str
+    rows: DataFrame,
+    texts: list[str],
+    facts: list[str],
+    size: int,
+    masks: list[Any] | None,
+    image: str,
 ) -> list[Card]:
     backend = backend_of(rows)
     arrays = [array if array is None else backend.host(array) for array in rows.images.arrays()]
@@ -197,7 +203,11 @@ def _cards(
 
 
 def _card(
-    array: Any, record: dict[str, Any], error: str | None, texts: dict[str, str], size: int
+    array: np.ndarray | None,
+    record: dict[str, Any],
+    error: str | None,
+    texts: dict[str, str],
+    size: int,
 ) -> Card:
     error = error or (None if array is not None else "missing: no image")
     shape = None
@@ -215,7 +225,7 @@ def _card(
     )
 
 
-def _displayable(array: Any) -> Any:
+def _displayable(array: np.ndarray) -> Any:
     """The channels to show: without alpha, and the first three of more."""
     return array[:, :, :3] if array.shape[2] >= 3 else array[:, :, :1]
 
@@ -237,7 +247,7 @@ def _short_bytes(nbytes: int) -> str:
     return f"{nbytes / 1e6:.1f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     if value is None or value is pd.NA:
         return "–"
     if isinstance(value, float):
@@ -258,7 +268,7 @@ Referenced: TypeAlias = tuple[Any, Mapping[Any, ColumnDecode]]
 
 
 def references_of_images(
-    frame: Any, columns: Sequence[Any], storage_options: dict[str, Any] | None
+    frame: AnyFrame, columns: Sequence[Any], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     """Select columns of a frame, with references in place of images.
 
@@ -281,7 +291,7 @@ def references_of_images(
 
 
 def _references_of_location_columns(
-    frame: Any, columns: Sequence[Any], storage_options: dict[str, Any] | None
+    frame: AnyFrame, columns: Sequence[Any], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     if not {*LOCATION_COLUMNS} <= {*frame.columns}:
         return None
@@ -296,7 +306,7 @@ def _references_of_location_columns(
     return dx.new_collection(rows), {"image": images}
 
 
-def _options_of_reads(frame: Any) -> tuple[dict[str, Any] | None, int | None]:
+def _options_of_reads(frame: AnyFrame) -> tuple[dict[str, Any] | None, int | None]:
     """Storage options and ``max_pixels`` of the first read in a frame's query."""
     if not isinstance(frame, FrameBase):
         return None, MAX_PIXELS
@@ -356,7 +366,7 @@ def _below_decode(expr: dx.Expr) -> Referenced | None:
     return None
 
 
-def decode_small(rows: Any, images: Sequence[ColumnDecode]) -> pd.DataFrame:
+def decode_small(rows: DataFrame, images: Sequence[ColumnDecode]) -> pd.DataFrame:
     """Decode a few rows of references to a pandas frame, on the CPU: a client may have no GPU."""
     frame = backend_of(rows).to_arrow(rows).to_pandas(types_mapper=pandas_type)
     decodes = [
@@ -368,7 +378,7 @@ def decode_small(rows: Any, images: Sequence[ColumnDecode]) -> pd.DataFrame:
 
 
 def at_size(
-    images: Mapping[Any, ColumnDecode], image: Any, longer: int, mask: Any | None = None
+    images: Mapping[Any, ColumnDecode], image: Hashable, longer: int, mask: Any | None = None
 ) -> list[ColumnDecode] | None:
     """Decodes of thumbnails of an image column, and of its masks at full size.
 

@@ -17,9 +17,10 @@ from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import Search
+from dask_image_ingest.typedefs import DataFrame
 
 
-def is_optimized(expr: dx.Expr, dependents: Any) -> bool:
+def is_optimized(expr: dx.Expr, dependents: Dependents) -> bool:
     """True below `Fused`: the plan is already optimized, and must stay as it is.
 
     ``persist`` optimizes such a plan again. Its fused tasks refer to others by name, so a rule that
@@ -63,20 +64,20 @@ def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
     return [parent for parent in parents if parent is not None]
 
 
-def _unchanged(mask: Any) -> Any:
+def _unchanged(mask: dx.Expr) -> Any:
     return mask
 
 
 class _TakesAnyMask(dx.Expr):
-    def __getitem__(self, other: Any) -> dx.Expr:
+    def __getitem__(self, other: object) -> dx.Expr:
         """Columns, or rows by a mask: ``ddf[mask]``."""
         return filtered(self, other) if isinstance(other, dx.Expr) else super().__getitem__(other)
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         side_by_side = _SIDE_BY_SIDE.get(type(parent))
         if side_by_side is not None:
             sources = [partition_sources(frame, original=True) for frame in parent.args]
-            if sources[0] is not None and all(each == sources[0] for each in sources):
+            if sources[0] is not None and all(source == sources[0] for source in sources):
                 return side_by_side(*parent.operands)
         return super()._simplify_up(parent, dependents)
 
@@ -113,7 +114,7 @@ class Condition(dx.Elemwise):
 class Filter(_TakesAnyMask, dx.Filter):
     """Dask's filter, whose rows can be filtered by any mask, too."""
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         simplified = super()._simplify_up(parent, dependents)
         if simplified is not None and type(simplified) is dx.Filter:
             return filtered(*simplified.operands)
@@ -129,7 +130,7 @@ def filtered(frame: dx.Expr, mask: dx.Expr) -> Filter:
 _ARROW = pd.ArrowDtype(pa.bool_())
 
 
-def _arrow_first(mask: Any) -> Any:
+def _arrow_first(mask: dx.Expr) -> Any:
     """A mask whose operands of dtype ``bool[pyarrow]`` stand left of those of ``boolean``.
 
     pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow`` raises a TypeError if
@@ -143,7 +144,7 @@ def _arrow_first(mask: Any) -> Any:
     return type(mask)(left, right)
 
 
-def _dtype(operand: Any) -> Any:
+def _dtype(operand: object) -> Any:
     return operand._meta.dtype if isinstance(operand, dx.Expr) and operand.ndim == 1 else None
 
 
@@ -167,11 +168,11 @@ class TakesFilters(ImageNode):
         """
         raise NotImplementedError
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Dependents) -> bool:
         # A rule of Dask's filter asks for it, too: projections then wait.
         return self._take_filter(parent, dependents) is not None
 
-    def _take_filter(self, parent: dx.Filter, dependents: Any) -> dx.Expr | None:
+    def _take_filter(self, parent: dx.Filter, dependents: Dependents) -> dx.Expr | None:
         if (
             is_optimized(self, dependents)
             or parent.frame._name != self._name
@@ -186,7 +187,7 @@ class TakesFilters(ImageNode):
         taken = self.filtered_by(parent.predicate, is_shared)
         return None if taken._name == parent._name else taken
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if isinstance(parent, dx.Filter):
             if parent.frame._name != self._name or is_optimized(self, dependents):
                 return None
@@ -259,7 +260,7 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         """Divisions of the selected partitions."""
         return self._divisions()
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, dx.Len):
@@ -305,7 +306,7 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         ]
         return f"{type(self).__name__}({self.operands[0]}{''.join(shown)})"
 
-    def _tree_repr_argument_construction(self, i: int, op: Any, header: str) -> str:
+    def _tree_repr_argument_construction(self, i: int, op: object, header: str) -> str:
         if i == 0:
             return f"{header} {op}"
         if isinstance(op, type):  # the kind of scan, which the source names
@@ -330,7 +331,7 @@ class PreservesRows(dx.Blockwise):
 
     _is_length_preserving = True
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if isinstance(parent, dx.Tail):
             return self._over(_tail(self.frame, parent))
         if isinstance(parent, dx.Head):
@@ -350,7 +351,7 @@ def _tail(frame: dx.Expr, tail: dx.Tail) -> dx.Expr:
     return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), tail.n)
 
 
-def _last_rows(frame: Any, n: int) -> Any:
+def _last_rows(frame: DataFrame, n: int) -> Any:
     return frame.tail(n)
 
 
@@ -397,7 +398,7 @@ def _find_sources(expr: dx.Expr, original: bool, known: dict[str, _Sources]) -> 
         return None
     # A scalar, such as the values of ``isin``, comes from no partition.
     below = [_sources(frame, original, known) for frame in expr.dependencies() if frame.ndim]
-    return below[0] if below and all(each == below[0] for each in below) else None
+    return below[0] if below and all(source == below[0] for source in below) else None
 
 
 def shard_of_partition(expr: dx.Expr, number: int) -> str | None:
@@ -416,7 +417,7 @@ class SideBySide(ImageNode):
         check_workers()
         return self._expr_cls(*self.operands)
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if isinstance(parent, dx.Tail):
             return _tail(self, parent)
         return super()._simplify_up(parent, dependents)
@@ -433,7 +434,7 @@ class AssignSideBySide(SideBySide, dx.AssignAlign):
 _SIDE_BY_SIDE = {dx.FilterAlign: FilterSideBySide, dx.AssignAlign: AssignSideBySide}
 
 
-def _filter_rows(frame: Any, predicate: Predicate) -> Any:
+def _filter_rows(frame: DataFrame, predicate: Predicate) -> Any:
     table = backend_of(frame).to_arrow(frame[sorted(columns_of(predicate))])
     return frame.iloc[np.flatnonzero(holds(predicate, table))]
 
@@ -449,14 +450,14 @@ class FilterRows(ImageNode, dx.Blockwise):
     def _meta(self) -> Any:
         return self.frame._meta
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if isinstance(parent, dx.Projection) and not is_optimized(self, dependents):
             needed = sorted(columns_of(self.predicate))
             return dx.plain_column_projection(self, parent, dependents, needed)
         return None
 
 
-def _mask_of_rows(frame: Any, positions: Any) -> Any:
+def _mask_of_rows(frame: DataFrame, positions: np.ndarray) -> Any:
     mask = backend_of(frame).numpy.zeros(len(frame), bool)
     mask[positions] = True
     return type(frame)({"kept": mask}, index=frame.index)["kept"]
@@ -476,5 +477,5 @@ class RowsAt(ImageNode, dx.Blockwise):
     def _meta(self) -> Any:
         return _mask_of_rows(self.frame._meta, np.empty(0, np.int64))
 
-    def _blockwise_arg(self, arg: Any, i: int) -> Any:
+    def _blockwise_arg(self, arg: object, i: int) -> Any:
         return arg[i] if isinstance(arg, tuple) else super()._blockwise_arg(arg, i)

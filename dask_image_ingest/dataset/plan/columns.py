@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import (
+    Dependents,
     ImageNode,
     IsShared,
     KeepsResults,
@@ -29,6 +30,7 @@ from dask_image_ingest.dataset.plan.operations import (
     is_total,
     over_rows,
 )
+from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 # Operations of Dask that fail, or lose the columns that they sort by, if a projection goes below.
 # One that leaves out the other frame of an alignment has its rows in other partitions.
@@ -81,7 +83,7 @@ class AppendsColumns(TakesFilters, dx.Blockwise):
         """The conjunction of ``parts`` of a mask, over ``rows`` in place of this expression."""
         return over_rows(functools.reduce(dx.And, parts), (self._name, self.frame._name), rows)
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, (dx.Projection, dx.Index)):
@@ -116,7 +118,7 @@ class Columns(ImageNode, dx.Blockwise):
     operation = staticmethod(operator.getitem)
 
 
-def select_columns(frame: Any, columns: Iterable[Any]) -> Any:
+def select_columns(frame: AnyFrame, columns: Iterable[Any]) -> Any:
     """``frame[columns]``, for functions of this package, after which users may do anything."""
     columns = list(columns)
     if not isinstance(frame, dx.FrameBase) or not is_badly_projected(frame.expr):
@@ -158,7 +160,13 @@ class MapColumns(AppendsColumns, PreservesRows):
         return "".join([first, *map(str.capitalize, others)])
 
     @staticmethod
-    def operation(frame: Any, function: Any, _outputs: Any, _inputs: Any, *operands: Any) -> Any:
+    def operation(
+        frame: DataFrame,
+        function: Callable[..., Any],
+        _outputs: object,
+        _inputs: object,
+        *operands: Any,
+    ) -> Any:
         """Apply the function to one partition."""
         return function(frame, *operands)
 
@@ -195,7 +203,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
     names: tuple[str, ...]
 
     @staticmethod
-    def operation(frame: Any, names: tuple[str, ...], *values: Any) -> Any:
+    def operation(frame: DataFrame, names: tuple[str, ...], *values: Any) -> Any:
         """Assign the values to one partition."""
         return frame.assign(**dict(zip(names, values, strict=True)))
 
@@ -255,7 +263,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
         return type(parent)(type(self)(self.frame[needed], names, *values), *parent.operands[1:])
 
 
-def assign_columns(frame: Any, columns: dict[str, Any]) -> Any:
+def assign_columns(frame: AnyFrame, columns: dict[str, Any]) -> Any:
     """``frame.assign(**columns)``; of a lazy frame, one below which filters go."""
     if not isinstance(frame, dx.FrameBase):
         return frame.assign(**columns)
@@ -269,7 +277,7 @@ Names: TypeAlias = tuple[Any, ...]
 Change: TypeAlias = tuple[Any, Names]
 
 
-def backtrack(expr: Any, columns: Names) -> Iterator[list[Change]]:
+def backtrack(expr: dx.Expr, columns: Names) -> Iterator[list[Change]]:
     """Trace the values of some columns back to their origins.
 
     An operation that is not known, such as a user's function, may change values. A merge that
@@ -293,13 +301,13 @@ def backtrack(expr: Any, columns: Names) -> Iterator[list[Change]]:
         yield [(expr, columns), *changes]
 
 
-def value_sources(expr: Any, columns: Names) -> Iterator[Change]:
+def value_sources(expr: dx.Expr, columns: Names) -> Iterator[Change]:
     """The last expressions that made or changed values, also where their results were stored."""
     for changes in backtrack(expr, columns):
         yield next(change for change in changes if not isinstance(change[0], KeepsResults))
 
 
-def _unchanged(expr: Any, columns: Names) -> list[Change]:
+def _unchanged(expr: dx.Expr, columns: Names) -> list[Change]:
     """Operands from which each row's values of the columns come; empty if ``expr`` changes them."""
     names = list(expr.columns)
     if any(names.count(column) != 1 for column in columns):
@@ -341,7 +349,7 @@ def _assigned(expr: dx.Assign, columns: Names) -> list[Change]:
     return [(value, (value.columns[0],))] if series else []
 
 
-def _name_before(merge: dx.Merge, side: str, column: Any) -> Any | None:
+def _name_before(merge: dx.Merge, side: str, column: Hashable) -> Any | None:
     """The name that a merge's column has on one side; None if it comes from the other side."""
     own, other, suffix = merge.left.columns, merge.right.columns, merge.suffixes[0]
     if side == "right":

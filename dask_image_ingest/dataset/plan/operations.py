@@ -107,7 +107,7 @@ SELECTS_ROWS = (
 RENAMES = (dx.RenameFrame, dx.AddPrefix, dx.RenameSeries, dx.ToFrame)
 
 
-def _as_names(columns: Any) -> list[Any] | None:
+def _as_names(columns: object) -> list[Any] | None:
     """Column names as a list; None if one is not a string (an expression, say)."""
     columns = columns if isinstance(columns, list) else [columns]
     return columns if all(isinstance(name, str) for name in columns) else None
@@ -218,7 +218,7 @@ def is_row_wise(mask: dx.Expr, rows: Sequence[str]) -> bool:
     return _consists_of(mask, rows, (*ELEMENTWISE, dx.Projection))
 
 
-def _consists_of(mask: Any, rows: Sequence[str], kinds: tuple[type, ...]) -> bool:
+def _consists_of(mask: dx.Expr, rows: Sequence[str], kinds: tuple[type, ...]) -> bool:
     """True if only operations of these kinds lie between the mask and its frame or scalars."""
     if mask._name in rows:
         return True
@@ -276,7 +276,7 @@ def as_predicate(
     return Term(column, "is null", nan_is_null, negated=isinstance(mask, dx.NotNull))
 
 
-def _column(expr: Any, scan: dx.Expr, types: Mapping[str, pa.DataType]) -> str | None:
+def _column(expr: dx.Expr, scan: dx.Expr, types: Mapping[str, pa.DataType]) -> str | None:
     if not isinstance(expr, dx.Projection) or expr.frame._name != scan._name or expr.ndim != 1:
         return None
     column = expr.operand("columns")
@@ -312,11 +312,11 @@ def _is_exact_double(value: Any) -> bool:
     return type(value) in (int, float) and (abs(value) < 2**53 or value in (math.inf, -math.inf))
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return type(value) is str and is_utf8(value)
 
 
-def _constants(values: Any, type_: pa.DataType) -> tuple[Any, ...] | None:
+def _constants(values: object, type_: pa.DataType) -> tuple[Any, ...] | None:
     """The list of an ``isin``; None if the frame's library may interpret it differently."""
     # Dask wraps the list in a graph, of one node if the list holds no other collection.
     if not isinstance(values, dx._DelayedExpr) or len(values.obj.dask) != 1:

@@ -12,9 +12,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+from dask.typing import Key
+
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import Task
 from dask_image_ingest.dataset.plan.base_nodes import (
+    Dependents,
     IsShared,
     KeepsResults,
     Read,
@@ -37,6 +40,7 @@ from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
 from dask_image_ingest.frames import REFERENCE, backend_of
 from dask_image_ingest.storage import Search, Shard
+from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import without_secrets
 
 
@@ -49,7 +53,7 @@ class HeadOfRead(dx.Head):
     def _simplify_down(self) -> None:
         return None
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if isinstance(parent, dx.Projection):
             return dx.plain_column_projection(self, parent, dependents)
         return super()._simplify_up(parent, dependents)
@@ -173,7 +177,7 @@ class Scan(TakesFilters, Read):
             known_extensions=known_extensions,
         )
 
-    def _filtered_task(self, name: Any, index: int) -> Task:
+    def _filtered_task(self, name: Key, index: int) -> Task:
         partition = self.dataset.partitions[index]
         return Task(name, read_partition, partition, self.spec, _data_producer=True)
 
@@ -197,7 +201,7 @@ class Scan(TakesFilters, Read):
         types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
         return as_predicate(mask, self, types, backend)
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if type(parent) is dx.Head:
@@ -227,7 +231,7 @@ class ScanFiles(Scan):
     """Scans image files."""
 
 
-def datasets_of(expr: Any) -> Iterator[Dataset]:
+def datasets_of(expr: dx.Expr) -> Iterator[Dataset]:
     """The datasets that a query reads; none for persisted frames, whose query is gone."""
     for read in expr.find_operations((Scan, KeepsResults)):
         if isinstance(read, KeepsResults):
@@ -292,7 +296,7 @@ class _FusedTask:
     task: Callable[[dict[Any, Any]], Any]
     source: tuple[str, int]
 
-    def __call__(self, frame: Any) -> Any:
+    def __call__(self, frame: DataFrame) -> Any:
         """Apply the operations."""
         return self.task({self.source: frame})
 
@@ -314,7 +318,7 @@ def fuse_with_scan(
         return None
     scanned_images = scan.dataset.schema.images
     only_one = len(scanned_images) == 1
-    if not {each.image for each in images} <= {*scanned_images} and not only_one:
+    if not {column.image for column in images} <= {*scanned_images} and not only_one:
         return None
     if not {*scanned_images}.intersection(scan.columns) or (only_one and len(images) > 1):
         return None
@@ -325,9 +329,9 @@ def fuse_with_scan(
         if not only_one and any(isinstance(node, dx.RenameFrame) for node in nodes.values()):
             return None  # of several images, only the name says which is which
         rows = ScanPlaceholder(scan._meta)
-        for each in scans:
-            same = each.columns == scan.columns
-            frame = frame.substitute(each, rows if same else dx.Projection(rows, each.columns))
+        for read in scans:
+            same = read.columns == scan.columns
+            frame = frame.substitute(read, rows if same else dx.Projection(rows, read.columns))
         steps = Steps(frame.lower_completely())
     elif not _keeps_names(scan, images):
         return None
@@ -340,8 +344,9 @@ def _keeps_names(scan: Scan, images: Sequence[ColumnDecode]) -> bool:
     """True if the decoded columns have the names that the scan gives them."""
     schema = scan.dataset.schema
     return all(
-        each.image in schema.images and each.error in (None, schema.field(each.image, "error"))
-        for each in images
+        column.image in schema.images
+        and column.error in (None, schema.field(column.image, "error"))
+        for column in images
     )
 
 
@@ -362,7 +367,7 @@ def _is_step(node: dx.Expr) -> bool:
     if isinstance(node, dx.Projection):
         return not backend_of(node.frame._meta).is_references(node._meta.dtype)
     return isinstance(node, (*ELEMENTWISE, dx.Index)) and all(
-        each.ndim == 1 for each in node.dependencies()
+        operand.ndim == 1 for operand in node.dependencies()
     )
 
 
@@ -403,20 +408,20 @@ class ReadAndDecode(Scan):
     def _meta(self) -> Any:
         return decoded_meta(self.rows._meta, self.decode.images)[self.columns]
 
-    def _filtered_task(self, name: Any, index: int) -> dx.Task:
+    def _filtered_task(self, name: Key, index: int) -> dx.Task:
         decode, steps, options = self.decode, self.steps, self.dataset.options
         if steps is not None:
             passed_on = steps.passed_on if len(options.images) == 1 else ()
             decode = replace(decode, steps=steps.function, passed_on=passed_on)
         # The decode's options override those of the scan.
-        decodings = {each.image: each.decoding for each in decode.images}
+        decodings = {column.image: column.decoding for column in decode.images}
         if len(options.images) == 1:  # which may have been renamed since the scan
             decodings = {options.images[0].column: decode.images[0].decoding}
         options = replace(
             options,
             images=tuple(
-                replace(each, decoding=decodings.get(each.column, each.decoding))
-                for each in options.images
+                replace(member, decoding=decodings.get(member.column, member.decoding))
+                for member in options.images
             ),
             storage_options=decode.images[0].storage_options or options.storage_options,
         )
@@ -424,8 +429,8 @@ class ReadAndDecode(Scan):
         partition = self.dataset.partitions[index]
         return dx.Task(name, read_partition, partition, spec, _data_producer=True)
 
-    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Any) -> bool:
+    def _filter_passthrough_available(self, parent: dx.Expr, dependents: Dependents) -> bool:
         return False
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> None:
         return None

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import dask
 import numpy as np
 from dask.dataframe.dispatch import concat
+from distributed import Client
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
@@ -31,16 +32,25 @@ from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
+from dask_image_ingest.typedefs import DataFrame
 
 
-def _apply(frame: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any) -> Any:
+def _apply(
+    frame: DataFrame, function: Callable[..., Any], args: tuple[Any, ...], _meta: DataFrame
+) -> Any:
     return function(frame, *args)
 
 
 def _apply_in_chunks(
-    frame: Any, images: Any, function: Callable[..., Any], args: tuple[Any, ...], _meta: Any
+    frame: DataFrame,
+    images: Sequence[ColumnDecode],
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    _meta: DataFrame,
 ) -> Any:
-    largest = backend_of(frame).partition_memory()
+    backend = backend_of(frame)
+    # A piece exceeds its size by less than an image, and must not exceed what a column holds.
+    largest = min(backend.partition_memory(), backend.largest_partition // 2)
     results = [function(piece, *args) for piece in decode_pieces(frame, images, largest)]
     return results[0] if len(results) == 1 else concat(results)
 
@@ -100,11 +110,11 @@ class SplitPartitions(dx.Expr):
         }
 
 
-def _rows(frame: Any, start: int, end: int) -> Any:
+def _rows(frame: DataFrame, start: int, end: int) -> Any:
     return frame.iloc[start:end]
 
 
-def persist_moves(expr: dx.Expr, scheduler: Any) -> dx.Expr | None:
+def persist_moves(expr: dx.Expr, scheduler: Client | str) -> dx.Expr | None:
     """Run the moves of an optimised query once, and persist the moved references.
 
     If only projections follow the decode, partitions with more encoded bytes than a partition of
@@ -142,7 +152,10 @@ def _nodes(expr: dx.Expr) -> list[dx.Expr]:
 
 
 def _split_large(
-    persisted: Any, images: Sequence[ColumnDecode], partitions: int, scheduler: Any
+    persisted: dx.FrameBase,
+    images: Sequence[ColumnDecode],
+    partitions: int,
+    scheduler: Client | str,
 ) -> dx.Expr:
     """Split at the average encoded size of ``partitions`` partitions."""
     tasks = [dask.delayed(_total_sizes)(part, images) for part in persisted.to_delayed()]
@@ -158,7 +171,7 @@ def _split_large(
     return SplitPartitions(persisted.expr, tuple(slices))
 
 
-def _total_sizes(frame: Any, images: Sequence[ColumnDecode]) -> np.ndarray:
+def _total_sizes(frame: DataFrame, images: Sequence[ColumnDecode]) -> np.ndarray:
     """Encoded bytes of each row, all image columns together; shape (n,), int64."""
     return np.sum([encoded_sizes(frame, image) for image in images], axis=0)
 
@@ -171,7 +184,7 @@ def _decode_rows(
     images: Sequence[ColumnDecode],
     columns: Sequence[Any],
     steps: Steps | None,
-    rows: Any,
+    rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
 ) -> Any:
@@ -227,7 +240,7 @@ class LastDecode:
         """True if images are fetched from a server."""
         return reads_remote(self.rows)
 
-    def pixels(self, rows: Any) -> int | None:
+    def pixels(self, rows: DataFrame) -> int | None:
         """Estimate the decoded bytes of some rows; None if the references carry encoded bytes."""
         some = rows.iloc[:: max(1, len(rows) // _SAMPLED)]
         nbytes = 0
@@ -246,7 +259,7 @@ def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
     if decoding.mode == "raw" and decoding.augment is None:
         return image
     resize = "crop" if decoding.augment is None else decoding.resize
-    return replace(image, decoding=replace(decoding, size=shape, resize=resize))
+    return replace(image, decoding=replace(decoding, size=shape, resize=resize, crop_from=None))
 
 
 def last_decode(expr: dx.Expr) -> LastDecode | None:

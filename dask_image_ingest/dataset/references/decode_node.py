@@ -190,7 +190,7 @@ class Decode(AppendsColumns, PreservesRows):
         swapped = type(self)(self.substitute_parameters({"frame": below.frame}), below.images)
         return swapped if swapped.columns == self.columns else swapped[self.columns]
 
-    def _simplify_up(self, parent: dx.Expr, dependents: Any) -> dx.Expr | None:
+    def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
         if is_optimized(self, dependents):
             return None
         if isinstance(parent, HeadOfRead):

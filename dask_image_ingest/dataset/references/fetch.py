@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
@@ -26,6 +26,7 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import ImageReference, as_references, backend_of
 from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
+from dask_image_ingest.typedefs import DataFrame
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
@@ -51,7 +52,7 @@ _NO_REFERENCE = Header(None, None, None, None, "", True)
 
 
 def decode_partition(
-    frame: Any,
+    frame: DataFrame,
     images: Sequence[ColumnDecode],
     only: ErrorFilter = None,
     limit: int | None = None,
@@ -71,13 +72,13 @@ def decode_partition(
         For the first image that can't be decoded, with ``errors="raise"``.
     """
 
-    def open_images(rows: Any) -> tuple[Any, list[EncodedImages]]:
+    def open_images(rows: DataFrame) -> tuple[Any, list[EncodedImages]]:
         return rows, [fetch_images(rows, column, draws, fetch_bytes) for column in images]
 
     return decode_rows(frame, images, open_images, only, limit)
 
 
-def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
+def decode_pieces(frame: DataFrame, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
     """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
     for rows in slices_by_size([encoded_sizes(frame, column) for column in images], largest):
         part = frame.iloc[rows]
@@ -89,7 +90,7 @@ def decode_pieces(frame: Any, images: Sequence[ColumnDecode], largest: int) -> I
 
 
 def fetch_images(
-    frame: Any,
+    frame: DataFrame,
     column: ColumnDecode,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch | None = None,
@@ -301,13 +302,13 @@ def field_of(references: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     return references.flatten()[references.type.get_field_index(name)]
 
 
-def references_of(frame: Any, image: Any) -> pa.ChunkedArray:
+def references_of(frame: DataFrame, image: Hashable) -> pa.ChunkedArray:
     """A column of references as an Arrow array on the host; carried bytes are not copied."""
     (column,) = backend_of(frame).to_arrow(frame[[image]]).columns
     return as_references(column)
 
 
-def encoded_sizes(frame: Any, images: ColumnDecode) -> np.ndarray:
+def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
     """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
     nbytes = field_of(references_of(frame, images.image), "nbytes")
     return nbytes.fill_null(0).to_numpy()
@@ -349,12 +350,12 @@ class EncodedAhead:
         self._lock = threading.Lock()
         self._closed = False
 
-    def mean_size(self, rows: Any) -> float:
+    def mean_size(self, rows: DataFrame) -> float:
         """Encoded bytes of a row of a frame, on average."""
         sizes = [encoded_sizes(rows, column) for column in self._images]
         return float(sum(nbytes.sum() for nbytes in sizes)) / max(1, len(rows))
 
-    def request(self, rows: Any) -> None:
+    def request(self, rows: DataFrame) -> None:
         """Start fetching the images of a frame, by one request for all that are adjacent."""
         wanted = self._references(rows)
         new = {
@@ -365,7 +366,7 @@ class EncodedAhead:
                 self._threads.submit(self._fetch, new)
                 self._requested |= new
 
-    def take(self, rows: Any) -> Fetch:
+    def take(self, rows: DataFrame) -> Fetch:
         """Hand over the images of a frame: a function for `fetch_images`, which waits for them.
 
         Those that were not requested are fetched by that function.
@@ -400,7 +401,7 @@ class EncodedAhead:
         if self._closed:
             raise ShardError("the iteration was closed while images were fetched")
 
-    def _references(self, rows: Any) -> dict[ImageReference, None]:
+    def _references(self, rows: DataFrame) -> dict[ImageReference, None]:
         """Distinct references to images in shards that one set of ``storage_options`` opens."""
         options = self._images[0].storage_options
         return {

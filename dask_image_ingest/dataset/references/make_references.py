@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Any
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from dask_image_ingest.frames import (
     is_text,
     references_of_fields,
 )
+from dask_image_ingest.typedefs import DataFrame
 
 #: The columns that locate an image: shard, offset and size.
 LOCATION_COLUMNS = ("__url__", "offset", "nbytes")
@@ -25,40 +27,40 @@ LOCATION_COLUMNS = ("__url__", "offset", "nbytes")
 _KEY = "__key__"
 
 
-def add_references(frame: Any, image: Any, error: Any) -> Any:
+def add_references(frame: DataFrame, image: str, error: str | None) -> Any:
     """Add references from the columns `LOCATION_COLUMNS` to a pandas or cuDF frame."""
     return backend_of(frame).with_references(frame, references_of_locations(frame), image, error)
 
 
-def with_encoded(frame: Any, encoded: Any, image: Any, error: Any) -> Any:
+def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | None) -> Any:
     """Add references that carry the encoded images of a column of a pandas or cuDF frame."""
     references = references_of_bytes(frame, encoded)
     return backend_of(frame).with_references(frame, references, image, error)
 
 
-def point_to_images(rows: dx.Expr, image: Any, error: Any) -> dx.Expr:
+def point_to_images(rows: dx.Expr, image: str, error: str | None) -> dx.Expr:
     """Lazy `add_references`."""
     return MapColumns(rows, add_references, (image, error), (*LOCATION_COLUMNS, _KEY), image, error)
 
 
-def carry_images(rows: dx.Expr, encoded: Any, image: Any, error: Any | None) -> dx.Expr:
+def carry_images(rows: dx.Expr, encoded: Hashable, image: str, error: Any | None) -> dx.Expr:
     """Lazy `with_encoded`."""
     outputs = (image,) if error is None else (image, error)
     return MapColumns(rows, with_encoded, outputs, (encoded, _KEY), encoded, image, error)
 
 
-def adds_references(expr: Any) -> bool:
+def adds_references(expr: dx.Expr) -> bool:
     """True for the expression of `point_to_images`."""
     return isinstance(expr, MapColumns) and expr.function is add_references
 
 
-def encoded_by(expr: Any) -> Any | None:
+def encoded_by(expr: dx.Expr) -> Any | None:
     """The column of encoded images behind an expression of `carry_images`; else None."""
     carries = isinstance(expr, MapColumns) and expr.function is with_encoded
     return expr.inputs[0] if carries else None
 
 
-def references_of_locations(frame: Any) -> pa.StructArray:
+def references_of_locations(frame: DataFrame) -> pa.StructArray:
     """References from the columns `LOCATION_COLUMNS`; without a version of the shard.
 
     Raises
@@ -95,14 +97,14 @@ def _converted(column: pa.Array, kind: str) -> pa.Array:
     return column.cast(target)
 
 
-def check_encoded(meta: Any, column: Any) -> None:
+def check_encoded(meta: DataFrame, column: Hashable) -> None:
     """Raise `ArgumentError` if the column does not exist or can't hold encoded images."""
     if column not in meta.columns:
         raise ArgumentError(f"image={column!r}: the frame has {', '.join(map(repr, meta.columns))}")
     references_of_bytes(meta.iloc[:0], column)
 
 
-def references_of_bytes(frame: Any, column: Any) -> pa.ChunkedArray:
+def references_of_bytes(frame: DataFrame, column: Hashable) -> pa.ChunkedArray:
     """References that carry the encoded images of a column, without a copy.
 
     The key is the row's ``__key__``, or else the path in the struct. A row without bytes decodes to

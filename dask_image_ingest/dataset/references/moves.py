@@ -7,7 +7,7 @@ gives the same rows. Operations that are not listed are not rewritten.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
@@ -28,9 +28,10 @@ from dask_image_ingest.dataset.plan.operations import (
 )
 from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
+from dask_image_ingest.typedefs import DataFrame
 
 
-def _sort_by_sample(frame: Any, names: tuple[Any, ...]) -> Any:
+def _sort_by_sample(frame: DataFrame, names: tuple[Any, ...]) -> Any:
     """Sort rows by shard URL and sample number of their references."""
     # The offset tells rows of references without a number; null references sort last.
     fields = [
@@ -98,13 +99,13 @@ def over_references(
         return None
     if type(parent) in MOVES:
         columns = columns_used(parent)
-        if columns is None or any(each.columns.intersection(columns) for each in images):
+        if columns is None or any(column.columns.intersection(columns) for column in images):
             return None
         moved = type(parent)(references, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
             _copy_divisions(parent, moved)
         if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
-            moved = InOrder(moved, tuple(each.image for each in images))
+            moved = InOrder(moved, tuple(column.image for column in images))
         return moved, images
     rewrite = _REWRITES.get(type(parent))
     return None if rewrite is None else rewrite(parent, child, references, images)
@@ -141,42 +142,48 @@ def _is_unordered(shuffle: dx.Expr) -> bool:
     return (shuffle.method or get_default_shuffle_method()) != "tasks"
 
 
-def _rename(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _rename(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     names = expr.operand("columns")
     if not isinstance(names, Mapping):
         return None
     # Only in ``references``: columns whose images are not selected, but whose errors are.
-    hidden = {each.image for each in images if not each.pixels}
+    hidden = {column.image for column in images if not column.pixels}
     if hidden.intersection(names) or hidden.intersection(names.values()):
         return None
-    renamed = tuple(each.renamed(lambda name: names.get(name, name)) for each in images)
+    renamed = tuple(column.renamed(lambda name: names.get(name, name)) for column in images)
     return dx.RenameFrame(references, names), renamed
 
 
-def _project(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _project(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     columns = expr.operand("columns")
     if not isinstance(columns, list):
         return None
     needed = tuple(
         replace(
-            each,
-            error=each.error if each.error in columns else None,
-            pixels=each.pixels and each.image in columns,
+            column,
+            error=column.error if column.error in columns else None,
+            pixels=column.pixels and column.image in columns,
         )
-        for each in images
-        if each.error in columns or (each.pixels and each.image in columns)
+        for column in images
+        if column.error in columns or (column.pixels and column.image in columns)
     )
     if not needed:
         return None
     # The error of an image needs its reference, too.
-    columns = [*columns, *(each.image for each in needed if not each.pixels)]
+    columns = [*columns, *(column.image for column in needed if not column.pixels)]
     if not set(columns) <= set(references.columns):
         return None  # an error column that the decode appends: the order would differ
     return dx.Projection(references, columns), needed
 
 
-def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
-    decoded = {name for each in images for name in each.columns}
+def _assign(
+    expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
+    decoded = {name for column in images for name in column.columns}
     keys = expr.names if isinstance(expr, AssignColumns) else expr.keys
     if not decoded.isdisjoint(keys):
         return None
@@ -188,8 +195,10 @@ def _assign(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
 
 
 # ``ddf[mask]`` and ``ddf.loc[mask]``.
-def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> Undecoded | None:
-    decoded = {name for each in images for name in each.columns}
+def _filter(
+    expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
+    decoded = {name for column in images for name in column.columns}
     try:
         mask = _replace(expr.operands[1], child, references, decoded)
     except _NeedsPixelsError:
@@ -197,10 +206,12 @@ def _filter(expr: dx.Expr, child: dx.Expr, references: dx.Expr, images: Any) -> 
     return filtered(references, mask), images
 
 
-def _change_others(expr: dx.Expr, _: Any, references: dx.Expr, images: Any) -> Undecoded | None:
+def _change_others(
+    expr: dx.Expr, _: dx.Expr, references: dx.Expr, images: tuple[ColumnDecode, ...]
+) -> Undecoded | None:
     """An operation that changes columns of metadata alone, such as ``fillna({"cls": 0})``."""
     changed = columns_changed(expr)
-    if changed is None or any(each.columns.intersection(changed) for each in images):
+    if changed is None or any(column.columns.intersection(changed) for column in images):
         return None
     return type(expr)(references, *expr.operands[1:]), images
 
@@ -210,11 +221,11 @@ class _NeedsPixelsError(Exception):
 
 
 def _replace_in_all(
-    operands: Any, child: dx.Expr, references: dx.Expr, decoded: set[Any]
+    operands: Iterable[Any], child: dx.Expr, references: dx.Expr, decoded: set[Any]
 ) -> list[Any]:
     return [
-        _replace(each, child, references, decoded) if isinstance(each, dx.Expr) else each
-        for each in operands
+        _replace(operand, child, references, decoded) if isinstance(operand, dx.Expr) else operand
+        for operand in operands
     ]
 
 
@@ -284,7 +295,7 @@ def apply_to_groups(
 
     None if it groups by decoded columns or by anything but names, or applies to a series.
     """
-    decoded = {name for each in images for name in each.columns}
+    decoded = {name for column in images for name in column.columns}
     names = {*child.columns, child._meta.index.name}
     if (
         apply.frame._name != child._name
@@ -307,7 +318,7 @@ def apply_to_groups(
 
 
 def _apply_decoded(
-    frame: Any,
+    frame: DataFrame,
     *by: Any,
     images: tuple[ColumnDecode, ...],
     dask_func: Callable[..., Any],
@@ -324,7 +335,7 @@ def _apply_decoded(
 def _apply_to_decoded(
     function: Callable[..., Any],
     images: tuple[ColumnDecode, ...],
-    group: Any,
+    group: DataFrame,
     /,
     *args: Any,
     **kwargs: Any,

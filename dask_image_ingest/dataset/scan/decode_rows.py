@@ -16,6 +16,7 @@ from dask_image_ingest.dataset.read_options import ErrorPolicy
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Origin, Pixels, decode
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of, without
+from dask_image_ingest.typedefs import DataFrame, ImageBatch
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -58,7 +59,7 @@ class ColumnDecode:
         error = None if self.error is None else names(self.error)
         return replace(self, image=names(self.image), error=error)
 
-    def into(self, frame: Any, decoded: Pixels) -> Any:
+    def into(self, frame: DataFrame, decoded: Pixels) -> Any:
         """Replace the references of ``frame`` by decoded images and errors."""
         backend = backend_of(frame)
         if self.pixels:
@@ -70,7 +71,7 @@ class ColumnDecode:
         return without(frame, [self.image])
 
 
-def decoded_meta(meta: Any, images: Sequence[ColumnDecode]) -> Any:
+def decoded_meta(meta: DataFrame, images: Sequence[ColumnDecode]) -> Any:
     """The meta of a decoded frame."""
     for column in images:
         meta = column.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
@@ -128,7 +129,7 @@ OpenImages: TypeAlias = Callable[[Any], tuple[Any, Sequence[EncodedImages]]]
 
 
 def decode_rows(
-    frame: Any,
+    frame: DataFrame,
     images: Sequence[ColumnDecode],
     open_images: OpenImages,
     only: ErrorFilter = None,
@@ -158,7 +159,7 @@ def decode_rows(
 
 
 def put_pixels(
-    frame: Any,
+    frame: DataFrame,
     images: Sequence[ColumnDecode],
     encoded: Sequence[EncodedImages],
     only: ErrorFilter = None,
@@ -260,7 +261,7 @@ def _report(
 class NoPixels:
     """Buffer that discards pixels, where only errors are needed."""
 
-    def append(self, images: Any) -> None:
+    def append(self, images: ImageBatch) -> None:
         """Discard a batch."""
 
     def finish(self) -> np.ndarray:

@@ -171,7 +171,7 @@ class ParquetColumns:
         """The values of a column that the file lacks."""
         raise ShardError(f"{self.url} has no column {name!r}, which the first of these files has")
 
-    def _typed(self, values: Any, column: FileColumn) -> Any:
+    def _typed(self, values: pa.Array | pa.ChunkedArray, column: FileColumn) -> Any:
         """Cast to the column's type in the collection; raise if a value would change."""
         # By text: list types that differ only in the name of their items count as equal.
         if str(values.type) == str(column.type):
@@ -192,7 +192,7 @@ class ParquetColumns:
         )
 
 
-def _is_same(values: Any, others: Any) -> bool:
+def _is_same(values: pa.Array | pa.ChunkedArray, others: pa.Array | pa.ChunkedArray) -> bool:
     """True if all values are equal, NaN being equal to NaN."""
     if not pa.types.is_floating(values.type):
         return bool(values.equals(others))

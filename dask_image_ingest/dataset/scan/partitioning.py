@@ -121,7 +121,7 @@ class ShardsTogether:
         )
 
 
-def parse_partition_size(partition_size: Any, backend: Backend) -> int | None:
+def parse_partition_size(partition_size: object, backend: Backend) -> int | None:
     """The argument ``partition_size=`` in bytes; None for one task per shard."""
     if partition_size is None:
         return None
@@ -155,7 +155,7 @@ def _automatic(backend: Backend) -> int:
     return size
 
 
-def parse_shards_per_partition(shards: Any, largest: int | None) -> ShardsTogether:
+def parse_shards_per_partition(shards: object, largest: int | None) -> ShardsTogether:
     """The argument ``shards_per_partition=``, for partitions of at most ``largest`` bytes."""
     if isinstance(shards, str) and shards == "auto":
         most = _PIXELS_TOGETHER if largest is None else min(_PIXELS_TOGETHER, largest)
@@ -314,7 +314,7 @@ class FirstShard:
         return seen
 
 
-def _paths(record: Any, prefix: str = "", depth: int = 8) -> Iterator[str]:
+def _paths(record: object, prefix: str = "", depth: int = 8) -> Iterator[str]:
     """The fields of a record; nested ones with dots between the names."""
     if isinstance(record, dict) and depth:
         for name, value in record.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -36,6 +37,7 @@ from dask_image_ingest.errors import ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import ShardIndex
+from dask_image_ingest.typedefs import DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,14 +252,14 @@ def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
     return table.append_column(_LABEL, pa.array(rows.labels(numbers)))
 
 
-def _member_of(image: Any, spec: ScanSpec) -> ImageMember:
+def _member_of(image: Hashable, spec: ScanSpec) -> ImageMember:
     """The member of an image column; of an only one by any name."""
     members = spec.options.images
     return next((member for member in members if member.column == image), members[0])
 
 
 def _open_images(
-    rows: ImageRows, spec: ScanSpec, known: np.ndarray | None, frame: Any
+    rows: ImageRows, spec: ScanSpec, known: np.ndarray | None, frame: DataFrame
 ) -> tuple[Any, list[EncodedImages]]:
     """The images of a frame whose image columns hold numbers of rows; fills header columns in.
 

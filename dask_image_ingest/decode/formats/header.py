@@ -21,7 +21,7 @@ An image ``needs_pillow`` if DALI might return other pixels than Pillow, or cras
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 from dask_image_ingest.decode.formats.jpeg import is_valid_jpeg, read_jpeg_header
 from dask_image_ingest.decode.formats.pillow_image import read_header_with_pillow
@@ -118,7 +118,7 @@ def read_stored_header(data: LazyBytes) -> tuple[str | None, StoredHeader]:
         return format, StoredHeader(None, None, None, 1, True, str(bad))
 
 
-def is_valid(format: str | None, data: Any, thorough: bool = False) -> bool:
+def is_valid(format: str | None, data: bytes | memoryview, thorough: bool = False) -> bool:
     """Check the structure of a JPEG or PNG before a decode, so that DALI does not refuse its batch.
 
     Takes a hundredth of the decode. An invalid image goes to Pillow, which may still decode it.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from struct import Struct
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 
@@ -197,7 +197,7 @@ _NO_TABLES: Final = frozenset((0xFE, *range(0xE0, 0xF0)))
 _TABLE_NAMES: Final = frozenset((0, 1, 2, 3, 0x10, 0x11, 0x12, 0x13))
 
 
-def is_valid_jpeg(data: Any, thorough: bool) -> bool:
+def is_valid_jpeg(data: bytes | memoryview, thorough: bool) -> bool:
     """Check markers and tables by the rules that libjpeg enforces (ITU T.81, B and C).
 
     libjpeg tolerates damaged pixels unless they look like a marker; only a ``thorough`` check
@@ -244,7 +244,7 @@ def is_valid_jpeg(data: Any, thorough: bool) -> bool:
     return False
 
 
-def _markers(data: Any, start: int) -> Iterator[int]:
+def _markers(data: bytes | memoryview, start: int) -> Iterator[int]:
     """Positions of everything that looks like a marker, except restarts and fill bytes."""
     pixels = np.frombuffer(data, np.uint8)[start:]
     is_marker = pixels[:-1] == 0xFF

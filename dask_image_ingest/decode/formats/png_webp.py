@@ -83,7 +83,7 @@ def _is_intact(data: LazyBytes, at: int, end: int) -> bool:
     return zlib.crc32(data[at + 4 : end - 4]) == checksum
 
 
-def without_png_metadata(data: bytes, *, exif: bool = False) -> bytes:
+def without_png_metadata(data: bytes | memoryview, *, exif: bool = False) -> bytes | memoryview:
     """The PNG with only the chunks that colours depend on, and with ``exif`` its orientation.
 
     So damaged or huge text, colour profiles and gamma neither fail a decoder nor change pixels, in

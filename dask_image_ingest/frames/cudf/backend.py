@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import cudf
 import cupy
 import numpy as np
 import pyarrow as pa
+import rmm
 
+from dask_image_ingest.dask_internals import has_worker
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames.arrow_types import bytes_of, row_values
@@ -43,12 +46,17 @@ from dask_image_ingest.frames.cudf.pixels import LARGEST_PARTITION, DevicePixels
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.nested_dtype import list_values
 from dask_image_ingest.frames.pandas_backend import stack_views
+from dask_image_ingest.typedefs import Dtype
 
 # Share of a GPU's memory for a partition, as in dask_cudf's readers.
 _PARTITION_SHARE = 1 / 32
 
 # Assumed memory of a GPU that can't be queried, as in dask_cudf.
 _ASSUMED_GPU_MEMORY = 8 * 2**30
+
+# Share of a GPU's memory that the pool keeps when it is unused: some partitions. DALI and a model
+# allocate theirs elsewhere.
+_KEPT_SHARE = 1 / 4
 
 # Variables by which CuPy and cuDF take a default stream for each thread.
 _PER_THREAD_STREAMS = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDF_PER_THREAD_STREAM")
@@ -140,14 +148,14 @@ class CudfBackend:
         new = make_frame(pa.table({**errors, image: references}), frame.index, None)
         return with_columns_of(frame, new)
 
-    def is_references(self, dtype: Any) -> bool:
+    def is_references(self, dtype: Dtype) -> bool:
         return is_references(dtype)
 
     def meta(self, types: Mapping[str, pa.DataType]) -> cudf.DataFrame:
         """Empty dataframe with these columns; needs no GPU."""
         return empty_frame(types)
 
-    def is_images(self, dtype: Any) -> bool:
+    def is_images(self, dtype: Dtype) -> bool:
         return is_images(dtype)
 
     def arrays(self, images: cudf.Series) -> list[cupy.ndarray | None]:
@@ -172,7 +180,7 @@ class CudfBackend:
             return None if series.null_count else series.to_cupy()
         return np.array(series.to_arrow().to_pylist(), object)
 
-    def has_rows(self, dtype: Any) -> bool:
+    def has_rows(self, dtype: Dtype) -> bool:
         return isinstance(dtype, (cudf.ListDtype, cudf.StructDtype)) and not is_bytes_dtype(dtype)
 
     def rows(self, series: cudf.Series) -> list[Any]:
@@ -199,12 +207,12 @@ class CudfBackend:
         return int(_gpu_memory() * _PARTITION_SHARE)
 
 
-def _on_device(row: Any) -> Any:
+def _on_device(row: object) -> Any:
     is_numeric = isinstance(row, np.ndarray) and row.dtype.kind in "biuf"
     return cupy.asarray(row) if is_numeric else row
 
 
-def _no_values(dtype: Any) -> Any:
+def _no_values(dtype: Dtype) -> Any:
     """Values of a column without rows: if it has no memory, cuDF raises."""
     if isinstance(dtype, cudf.ListDtype) and not is_bytes_dtype(dtype):
         is_number = getattr(dtype.element_type, "kind", "") in ("i", "u", "f", "b")
@@ -240,6 +248,22 @@ def _gpu_memory() -> int:
     return min((size for size in sizes if size), default=_ASSUMED_GPU_MEMORY)
 
 
+def use_pool() -> None:
+    """Have the current GPU's memory come from a pool of CUDA's, unless one was chosen before.
+
+    RMM's default is ``cudaMalloc`` and ``cudaFree``, and the latter waits for all work of the GPU,
+    also for that of other streams. CuPy allocates by RMM, since cuDF's import. Nothing changes in a
+    worker, which has what its cluster was given, and on a GPU without such pools.
+    """
+    if has_worker() or not gpus():
+        return
+    with suppress(RuntimeError):
+        if type(rmm.mr.get_current_device_resource()) is rmm.mr.CudaMemoryResource:
+            _, total = cupy.cuda.runtime.memGetInfo()
+            pool = rmm.mr.CudaAsyncMemoryResource(release_threshold=int(total * _KEPT_SHARE))
+            rmm.mr.set_current_device_resource(pool)
+
+
 def _attach(kind: Kind, name: str, accessor: type) -> None:
     # cuDF warns if an accessor replaces an attribute, even by itself.
     owner = cudf.DataFrame if kind == "dataframe" else cudf.Series
@@ -251,5 +275,6 @@ def _attach(kind: Kind, name: str, accessor: type) -> None:
             extensions.register_series_accessor(name)(accessor)
 
 
+use_pool()
 register()
 attach_accessors("cudf", _attach)

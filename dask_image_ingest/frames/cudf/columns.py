@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from dask_image_ingest.frames.image_dtype import (
 )
 from dask_image_ingest.frames.nested_dtype import one_chunk
 from dask_image_ingest.frames.reference_dtype import REFERENCE
+from dask_image_ingest.typedefs import Dtype
 
 # Most digits of a decimal in cuDF.
 _MAX_DIGITS = 38
@@ -299,16 +300,26 @@ def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataTyp
         flat = cupy.zeros(length, type_.to_pandas_dtype())
         flat[np.asarray(rows, np.int64)] = cupy.asarray(values)
         column = plc.Column.from_cuda_array_interface(flat)
-    # pylibcudf wraps the memory without waiting for CuPy's pending writes.
-    cupy.cuda.get_current_stream().synchronize()
+    _wait_for_cupy()
     if present.all():
         return column
     return column.with_mask(*plc.transform.bools_to_mask(plc.Column.from_array(present)))
 
 
+def _wait_for_cupy() -> None:
+    """Wait for CuPy's pending writes, unless they are on the default stream, as libcudf's kernels.
+
+    pylibcudf wraps memory without waiting for them.
+    """
+    stream = cupy.cuda.get_current_stream()
+    if stream.ptr != cupy.cuda.Stream.null.ptr:
+        stream.synchronize()
+
+
 def _image_column(pixels: Pixels) -> plc.Column:
     ends = np.cumsum(pixels.sizes)
     check_pixels(int(ends[-1]))
+    _wait_for_cupy()
     offsets = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
     flat = plc.Column.from_cuda_array_interface(pixels.flat)
     lists = [plc.Column.from_array(offsets), flat]
@@ -323,17 +334,17 @@ def _image_column(pixels: Pixels) -> plc.Column:
     return plc.Column.struct_from_children(children)
 
 
-def is_images(dtype: Any) -> bool:
+def is_images(dtype: Dtype) -> bool:
     """True for the dtype of decoded images."""
     return isinstance(dtype, cudf.StructDtype) and set(dtype.fields) == set(IMAGE.names)
 
 
-def is_references(dtype: Any) -> bool:
+def is_references(dtype: Dtype) -> bool:
     """True for the dtype of image references."""
     return isinstance(dtype, cudf.StructDtype) and list(dtype.fields) == REFERENCE.names
 
 
-def is_bytes_dtype(dtype: Any) -> bool:
+def is_bytes_dtype(dtype: Dtype) -> bool:
     """True for lists of uint8, which stand for bytes in cuDF."""
     return isinstance(dtype, cudf.ListDtype) and dtype.element_type == np.dtype(np.uint8)
 
@@ -375,7 +386,7 @@ def table_of(frame: cudf.DataFrame) -> pa.Table:
     return pa.table(columns, table.column_names, metadata=table.schema.metadata)
 
 
-def typed(array: pa.Array, dtype: Any) -> pa.Array:
+def typed(array: pa.Array, dtype: Dtype) -> pa.Array:
     """Cast the result of cuDF's ``to_arrow`` to the type of the column, with bytes as bytes.
 
     cuDF converts nested columns without a value to Arrow's null type.
@@ -391,7 +402,7 @@ def empty_table(frame: cudf.DataFrame) -> pa.Table:
     return pa.table({name: pa.array([], type_) for name, type_ in types.items()})
 
 
-def _arrow_type(dtype: Any) -> pa.DataType:
+def _arrow_type(dtype: Dtype) -> pa.DataType:
     if isinstance(dtype, np.dtype) and dtype.kind != "O":
         return pa.from_numpy_dtype(dtype)
     if isinstance(dtype, pd.DatetimeTZDtype):
@@ -501,7 +512,7 @@ def frame_from_storage(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
     return frame[list(meta.columns)]
 
 
-def _free_name(name: Any, taken: Collection[Any]) -> str:
+def _free_name(name: Hashable, taken: Collection[Any]) -> str:
     """``name``, with underscores in front until it is not taken."""
     name = str(name)
     while name in taken:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import copyreg
 import pickle
+from collections.abc import Hashable
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any
@@ -58,6 +59,7 @@ from dask_image_ingest.frames.cudf.columns import (
 from dask_image_ingest.frames.image_dtype import IMAGE
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 from dask_image_ingest.frames.reference_dtype import as_references
+from dask_image_ingest.typedefs import Dtype
 
 
 def to_pandas(frame: cudf.DataFrame, **options: Any) -> pd.DataFrame:
@@ -116,7 +118,7 @@ def series_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
     return named(to_cudf(series.to_frame("series"))["series"], series.name)
 
 
-def images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
+def images_frame(name: str, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame:
     """Frame of one image column, from pixels on the host."""
     if not len(index):
         return empty_frame({name: IMAGE}, index)
@@ -126,13 +128,13 @@ def images_frame(name: Any, pixels: Pixels, index: cudf.Index) -> cudf.DataFrame
     return frame
 
 
-def named(series: cudf.Series, name: Any) -> cudf.Series:
+def named(series: cudf.Series, name: Hashable) -> cudf.Series:
     """Rename a series in place."""
     series.name = name  # rename() would copy the pixels
     return series
 
 
-def _is_arrow(dtype: Any) -> bool:
+def _is_arrow(dtype: Dtype) -> bool:
     return isinstance(dtype, pd.ArrowDtype)
 
 
@@ -181,7 +183,7 @@ def _index_on_host(index: cudf.Index) -> pd.Index:
     return pd.Index([], dtype=_dtype_on_host(index.dtype), name=index.name)
 
 
-def _dtype_on_host(dtype: Any) -> Any:
+def _dtype_on_host(dtype: Dtype) -> Any:
     """Dtype that cuDF converts a column of this dtype to, found without a GPU."""
     if isinstance(dtype, cudf.CategoricalDtype):
         return pd.CategoricalDtype(ordered=dtype.ordered)

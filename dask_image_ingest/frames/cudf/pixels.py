@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import cupy
 import numpy as np
@@ -14,6 +13,7 @@ from dask_image_ingest.decode import as_bytes
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames.backend import Backend
 from dask_image_ingest.frames.pandas_backend import flat_views
+from dask_image_ingest.typedefs import ImageBatch, TensorList
 
 #: Most bytes of pixels in one partition: the offsets of a cuDF list column are int32.
 LARGEST_PARTITION = 2**31 - 1
@@ -49,7 +49,7 @@ class DevicePixels:
         self._flat = self._allocated(nbytes)
         self._end = 0
 
-    def append(self, images: Any) -> None:
+    def append(self, images: ImageBatch) -> None:
         """Append a batch: a DALI tensor list, or a list of NumPy arrays or DALI tensors."""
         try:
             self._queue(images)
@@ -66,7 +66,7 @@ class DevicePixels:
             self._move(self._end)
         return self._flat[: self._end]
 
-    def _queue(self, images: Any) -> None:
+    def _queue(self, images: ImageBatch) -> None:
         if not isinstance(images, list):
             self._copy(images, sum(math.prod(shape) for shape in images.shape()))
             return
@@ -77,7 +77,7 @@ class DevicePixels:
             else:
                 self._copy(image, math.prod(image.shape()))
 
-    def _copy(self, images: Any, nbytes: int) -> None:
+    def _copy(self, images: TensorList, nbytes: int) -> None:
         out = self._reserve(nbytes)
         if nbytes:
             # A kernel copies many small images in one launch.

@@ -276,7 +276,9 @@ def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(ddf, work,
     assert work["decoded"] == 0
 
 
-def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monkeypatch):
+@pytest.mark.parametrize("memory", [3 * 16 * 16 * 3, 1 << 20])
+def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monkeypatch, memory):
+    """By the memory, or by what a column holds where the memory is more."""
     moved = ddf.shuffle("cls", npartitions=1)
     want = moved.compute().images.channel_stats()
     pieces = []
@@ -288,7 +290,7 @@ def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monke
 
     decode_pieces = chunks.decode_pieces
     monkeypatch.setattr(chunks, "decode_pieces", counting)
-    monkeypatch.setattr(PandasBackend, "partition_memory", lambda _: 3 * 16 * 16 * 3)
+    monkeypatch.setattr(PandasBackend, "partition_memory", lambda _: memory)
     monkeypatch.setattr(PandasBackend, "largest_partition", 10_000)
     pd.testing.assert_frame_equal(moved.images.channel_stats().compute(), want)
     assert sum(pieces) == len(moved)

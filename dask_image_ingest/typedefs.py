@@ -1,0 +1,44 @@
+"""Types that annotations of many rooms share: frames, columns and arrays of either backend.
+
+Type checkers can't follow pandas, cuDF, CuPy, DALI and Dask's dataframes, which have no type hints
+of their own: for values of these, the names here are for readers.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    import cudf
+    import cupy
+    import dask.dataframe as dd
+    import numpy as np
+    import pandas as pd
+    from nvidia.dali.backend import TensorListCPU, TensorListGPU
+
+#: Rows in memory; a partition of a lazy frame.
+DataFrame: TypeAlias = "pd.DataFrame | cudf.DataFrame"
+
+#: A column in memory.
+Series: TypeAlias = "pd.Series | cudf.Series"
+
+#: Rows in memory, or a lazy frame.
+AnyFrame: TypeAlias = "pd.DataFrame | cudf.DataFrame | dd.DataFrame"
+
+#: A column in memory, or of a lazy frame.
+AnySeries: TypeAlias = "pd.Series | cudf.Series | dd.Series"
+
+#: Type of a column: NumPy's, or an extension type of pandas or cuDF.
+Dtype: TypeAlias = "np.dtype | pd.api.extensions.ExtensionDtype"
+
+Array: TypeAlias = "np.ndarray | cupy.ndarray"
+
+#: ``numpy`` or ``cupy``.
+ArrayModule: TypeAlias = ModuleType
+
+#: DALI's images of one decode.
+TensorList: TypeAlias = "TensorListCPU | TensorListGPU"
+
+#: Images of one decode: DALI's, or a list of arrays, DALI tensors and ``ResizedImage``.
+ImageBatch: TypeAlias = "TensorList | list[Any]"
