@@ -11,7 +11,7 @@ if os.environ.get("SIMULATED_GPU"):
 
     from dask_image_ingest.decode import dali
 
-    fn, types, Pipeline = dali.dali()
+    fn, _, _ = dali.dali()
 
     import nvidia.dali
     import nvidia.dali.backend
@@ -19,6 +19,13 @@ if os.environ.get("SIMULATED_GPU"):
     import pynvml
 
     nvidia.dali.fn = fn
+
+    class Pipeline(nvidia.dali.Pipeline):
+        """One for a CPU, whatever it is asked for."""
+
+        def __init__(self, *, device_id=None, **options):
+            super().__init__(device_id=None, **options)
+
     nvidia.dali.Pipeline = nvidia.dali.pipeline.Pipeline = Pipeline
     nvidia.dali.backend.ReleaseUnusedMemory = lambda: None
 
