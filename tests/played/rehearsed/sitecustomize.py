@@ -1,7 +1,7 @@
 """Puts the simulated GPU into each process of a rehearsal: ``tools/on_a_card.py --simulated``.
 
 Beyond what the tests need of it, DALI's own names, for benchmarks that use DALI alone, and a few
-answers of the driver. No work is queued: nothing here comes late.
+answers of the driver.
 """
 
 import os
@@ -42,14 +42,6 @@ if os.environ.get("SIMULATED_GPU"):
 
     import cupy
 
-    class RawKernel(cupy.RawKernel):
-        """Of the kernels that keep a stream busy, nothing."""
-
-        def __call__(self, grid, block, args, **options):
-            if self._name != "spin":
-                super().__call__(grid, block, args, **options)
-
-    cupy.RawKernel = RawKernel
     cupy.cuda.runtime.getDeviceProperties = lambda number: {
         "name": b"simulated GPU",
         "totalGlobalMem": cupy.cuda.runtime.memGetInfo()[1],
