@@ -35,6 +35,7 @@ from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partit
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
+    has_random_crops,
     known_lengths,
     last_decode,
     persist_moves,
@@ -210,6 +211,11 @@ class FrameSource:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         raise NotImplementedError
 
+    @property
+    def has_random_crops(self) -> bool:
+        """True if ``augment=`` is yet to draw its regions."""
+        return False
+
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
@@ -366,6 +372,10 @@ class LazySource(FrameSource):
     def describe(self, number: int) -> str:
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
+
+    @property
+    def has_random_crops(self) -> bool:
+        return has_random_crops(self._frame.expr)
 
     def references(self) -> ReferenceSource | None:
         decode = last_decode(self._rows.expr)

@@ -398,6 +398,12 @@ def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
     return dx.Projection(Decode(decode.frame, decode.images), list(expr.columns))
 
 
+def has_random_crops(expr: dx.Expr) -> bool:
+    """True if some images of a query are random regions."""
+    decodes = expr.find_operations(Decode)
+    return any(image.decoding.augment is not None for node in decodes for image in node.images)
+
+
 def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:
     """The query with other random numbers of its augmentations; itself if it has none.
 
