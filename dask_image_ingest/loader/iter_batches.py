@@ -93,8 +93,8 @@ class Schedule:
         Rows that are drawn by a column.
     buckets : int64 array, shape (buckets, 2), or None
         Heights and widths.
-    shares : float64 array, shape (frames,), or None
-        Shares of several frames in a step.
+    frame_weights : float64 array, shape (frames,), or None
+        Probability that a row comes from each of several frames.
     longest : bool
         Whether frames with rows left go on without others.
     """
@@ -105,7 +105,7 @@ class Schedule:
     repeat: bool = False
     sampling: Sampling | None = None
     buckets: np.ndarray | None = None
-    shares: np.ndarray | None = None
+    frame_weights: np.ndarray | None = None
     longest: bool = False
 
     def __post_init__(self) -> None:
@@ -132,7 +132,7 @@ class Schedule:
     @property
     def is_plain(self) -> bool:
         """True if the epoch is the rows of one frame, in order."""
-        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.shares)
+        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.frame_weights)
         return not self.repeat and all(option is None for option in options)
 
 
@@ -150,6 +150,7 @@ class Batches:
         batch_size: int,
         format: Format,
         normalize: tuple[Any, Any] | None,
+        channels_first: bool | None,
         schedule: Schedule,
         drop_last: bool,
         prefetch: int | None,
@@ -181,6 +182,9 @@ class Batches:
         self._collate = collate_fn
         self._convert = converter("numpy" if collate_fn else format, self._backend)
         self._normalize = parse_normalize(normalize)
+        if channels_first is not None:
+            check_flag("channels_first", channels_first)
+        self._channels_first = channels_first
         self._share = share
         # What is known of the rows; a loader has it for all its iterators and workers.
         self._facts: Facts = {} if facts is None else facts
@@ -258,6 +262,12 @@ class Batches:
         return self._backend.device == "gpu"
 
     @property
+    def differs_by_epoch(self) -> bool:
+        """True if another epoch has another order or other random crops."""
+        shuffled = self._schedule.shuffle is not None
+        return shuffled or any(source.has_random_crops for source in self._sources)
+
+    @property
     def is_at_end(self) -> bool:
         """True if no step of the epoch begins at ``start=``."""
         return self._is_end(self._first_row)
@@ -310,9 +320,11 @@ class Batches:
                 weights = schedule.sampling.weights(self._column(schedule.sampling.column), length)
             places = PLACES if schedule.shuffle is None else self._places(number)
             streams.append(Stream(counts, schedule.shuffle, places, weights, number))
-        if schedule.shares is not None:
+        if schedule.frame_weights is not None:
             seed = schedule.shuffle or 0
-            return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
+            return mixed_epoch(
+                streams, size, schedule.frame_weights, seed, self._epoch, schedule.longest
+            )
         (stream,) = streams
         if schedule.repeat:
             return Epoch(streams, [0], size, _FOREVER if stream.length else 0)
@@ -396,7 +408,15 @@ class Batches:
         shape = self._shape
         if size is not None:
             shape = (*size, None if shape is None else shape[2])
-        batch = batch_of(rows, self._image, self._backend, self._convert, self._normalize, shape)
+        batch = batch_of(
+            rows,
+            self._image,
+            self._backend,
+            self._convert,
+            self._normalize,
+            self._channels_first,
+            shape,
+        )
         if self._collate is None:
             return batch
         names = list(batch)
@@ -414,7 +434,7 @@ class Batches:
             ends = np.cumsum(counts)
             first = int(np.searchsorted(ends, row, "right"))
             skip = row - int(ends[first - 1]) if first else row
-        depth = source.prefetch() if self._prefetch is None else self._prefetch
+        depth = source.default_prefetch() if self._prefetch is None else self._prefetch
         numbers = range(first, source.partitions)
         parts: list[BatchRows] = []  # of the next batch
         missing = self._size
@@ -467,7 +487,7 @@ class Batches:
             ]
             depth = self._prefetch
             if depth is None:
-                depth = max(source.prefetch() for source in self._sources_to_read)
+                depth = max(source.default_prefetch() for source in self._sources_to_read)
             ahead = PrefetchQueue(self._pieces(readers), depth)
             try:
                 for steps, results in ahead:

@@ -35,6 +35,7 @@ from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partit
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
+    has_random_crops,
     known_lengths,
     last_decode,
     persist_moves,
@@ -143,7 +144,7 @@ class FrameSource:
     def check_process(self) -> None:
         """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         return 1
 
@@ -195,8 +196,11 @@ class FrameSource:
         """Rows of each partition: int64 (partitions,)."""
         return np.array([len(self._frame)], np.int64)
 
-    def row_bytes(self, number: int) -> float:
-        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
+        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already.
+
+        ``held`` gives the partition to a source that has to read it.
+        """
         return 1.0
 
     def encoded_bytes(self, part: PendingPartition) -> float:
@@ -206,6 +210,11 @@ class FrameSource:
     def fetch(self, part: PendingPartition, rows: np.ndarray) -> None:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         raise NotImplementedError
+
+    @property
+    def has_random_crops(self) -> bool:
+        """True if ``augment=`` is yet to draw its regions."""
+        return False
 
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
@@ -233,7 +242,7 @@ class LazySource(FrameSource):
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
-        # While it is open: the thread that computes, or fetches from the cluster; and those that
+        # While it is open: the threads that compute, or fetch from the cluster; and those that
         # read partitions, by default the same.
         self._threads: Executor
         self._reading: Executor
@@ -278,7 +287,9 @@ class LazySource(FrameSource):
         self._secede()
         set_up = self._backend.thread_setup()
         if self._client is None:
-            self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)
+            # On a GPU, one prepares or copies a partition while DALI decodes that of the other.
+            threads = 2 if self._backend.device == "gpu" else 1
+            self._threads = ThreadPoolExecutor(threads, "iter-batches", set_up)
         else:
             # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
@@ -312,12 +323,12 @@ class LazySource(FrameSource):
             is_reader = self._reader == threading.get_ident()
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
-    def prefetch(self) -> int:
-        if self._client is None:
-            return super().prefetch()
+    def default_prefetch(self) -> int:
         if self._backend.device == "gpu":
             # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
             return _EXTRA_PARTITIONS
+        if self._client is None:
+            return super().default_prefetch()
         threads: int = sum(self._client.nthreads().values())
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
@@ -362,6 +373,10 @@ class LazySource(FrameSource):
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
 
+    @property
+    def has_random_crops(self) -> bool:
+        return has_random_crops(self._frame.expr)
+
     def references(self) -> ReferenceSource | None:
         decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self.image)
@@ -379,7 +394,11 @@ class LazySource(FrameSource):
         """Computed once in a process if the name of the query has the versions of its files."""
         leaves = (node for node in self._rows.expr.walk() if not node.dependencies())
         is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
-        return once(_versioned, key, compute) if is_versioned else compute()
+        if not is_versioned:
+            return compute()
+        for oldest in list(_versioned)[:-_MOST_KNOWN]:
+            _versioned.pop(oldest, None)
+        return once(_versioned, key, compute)
 
     def _count(self) -> np.ndarray:
         decode = last_decode(self._rows.expr)
@@ -403,7 +422,7 @@ class LazySource(FrameSource):
         result: np.ndarray = counts.to_numpy(np.int64)
         return result
 
-    def row_bytes(self, number: int) -> float:
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
         images = image_columns(self.meta)
         if not images:
             return 1.0
@@ -422,11 +441,13 @@ class LazySource(FrameSource):
 class ReferenceSource(LazySource):
     """Source of partitions of references, of which `take` decodes rows.
 
-    The index of a decoded frame is the place of each row in the order that was asked for.
+    The references are in host memory on both backends. The index of a decoded frame is the place of
+    each row in the order that was asked for.
     """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
-        super().__init__(new_collection(decode.rows), image)
+        super().__init__(new_collection(decode.rows_on_host), image)
+        self._backend = backend_of(decode.rows._meta)  # of what is decoded
         self._last = decode
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
@@ -463,9 +484,10 @@ class ReferenceSource(LazySource):
         assert ahead is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
 
-    def row_bytes(self, number: int) -> float:
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
-        rows = self.read(number).result()
+        assert held is not None
+        rows = held()()
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
@@ -580,8 +602,6 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
     value: Value | None = facts.get(key)
     if value is None:
         value = facts[key] = compute()
-        while len(facts) > _MOST_KNOWN:
-            facts.pop(next(iter(facts)), None)
     return value
 
 

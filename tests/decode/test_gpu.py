@@ -1,11 +1,14 @@
 """What can be said of decoding on a GPU without one: batches, the first of them, and errors."""
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
 import played_dali
 import pytest
+from processes import SECONDS
 from synthetic import encode, photograph
 
 import dask_image_ingest as dii
@@ -13,6 +16,7 @@ from dask_image_ingest.decode import EncodedImages, planner
 from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused, is_gpu_failure
 from dask_image_ingest.decode.decode_spec import DecodeSpec, make_decode_spec
 from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.random_crop import Region
 
 PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
 
@@ -49,10 +53,95 @@ def test_it_is_no_larger_than_what_fits_the_gpu(monkeypatch):
     assert len(pipeline.fed[0]) == 2**30 // (3 * 4096**2) == 21
 
 
+@pytest.mark.parametrize(
+    ("shape", "images", "expected"),
+    [
+        ((3000, 4000), 400, 29),  # a batch of 1 GiB
+        ((3000, 4000), 5, 5),
+        ((375, 500), 20, 119),  # pieces of 64 MiB, as those of a loader, will follow
+        ((375, 500), 200, 200),
+        ((375, 500), 2000, BATCH_SIZE),
+    ],
+)
+def test_the_first_batch_is_as_large_as_those_that_are_expected(
+    monkeypatch, shape, images, expected
+):
+    made = played_dali.play(monkeypatch, room=2**30)
+    decode_like(shape, images)
+    assert [len(pipeline.fed[0]) for pipeline in made] == [expected]
+
+
+def test_a_pipeline_for_other_batches_is_another_one_and_one_for_fewer_is_built_anew(monkeypatch):
+    made = played_dali.play(monkeypatch, room=2**30)
+    for shape, images in [((375, 500), 20), ((3000, 4000), 40), ((375, 500), 9), ((375, 500), 900)]:
+        decode_like(shape, images)
+    assert [len(pipeline.fed[0]) for pipeline in made] == [119, 29, BATCH_SIZE]
+    decode_like((375, 500), 20)
+    decode_like((3000, 4000), 7)
+    assert len(made) == 3
+
+
+def test_batches_of_the_partition_that_came_first_go_first(monkeypatch):
+    played_dali.play(monkeypatch)
+    begun, other_waits, all_wait = (threading.Event() for _ in range(3))
+    schedule, order = played_dali.Pipeline.schedule_run, []
+
+    def held(pipeline):
+        assert all_wait.wait(SECONDS)
+        order.append(pipeline.fed[-1][0])
+        schedule(pipeline)
+
+    def of_first():
+        yield [np.frombuffer(b"first 1", np.uint8)]
+        begun.set()
+        assert other_waits.wait(SECONDS)
+        yield [np.frombuffer(b"first 2", np.uint8)]
+
+    def of_second():
+        yield [np.frombuffer(b"second 1", np.uint8)]
+        other_waits.set()
+
+    start, started = DaliDecoder._start, []
+
+    def counted(decoder, turn, inputs):
+        decoded = start(decoder, turn, inputs)
+        started.append(inputs is not None)
+        if sum(started) == 3:
+            all_wait.set()
+        return decoded
+
+    monkeypatch.setattr(played_dali.Pipeline, "schedule_run", held)
+    monkeypatch.setattr(DaliDecoder, "_start", counted)
+    decoder = DaliDecoder(DecodeSpec(device="gpu"), "encoded")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: [*decoder.run(of_first())])
+        assert begun.wait(SECONDS)
+        second = threads.submit(lambda: [*decoder.run(of_second())])
+        assert first.result(SECONDS) == [[b"first 1"], [b"first 2"]]
+        assert second.result(SECONDS) == [[b"second 1"]]
+    assert order[1:] == [b"first 1", b"first 2", b"second 1"], "behind the batch that primes"
+
+
+@pytest.fixture(autouse=True)
+def no_decoders():
+    planner._decoders.cache_clear()
+    yield
+    planner._decoders.cache_clear()
+
+
+def decode_like(shape, images):
+    """Decode a photograph as one of so many of this shape."""
+    headers = [Header("jpeg", *shape, 3, None, False)] * images
+    encoded = EncodedImages(headers, lambda row: PHOTO)
+    decoders = planner.BatchPlanner(encoded, DecodeSpec(device="gpu")).decoders()
+    assert [*decoders.encoded.run([[PHOTO]])] == [[PHOTO.tobytes()]]
+
+
 def decoded_by(monkeypatch, decoding, source):
     """The pipelines that decode a photograph."""
     made = played_dali.play(monkeypatch, room=2**30)
-    (images,) = DaliDecoder(decoding, source).run([[PHOTO]])
+    photo = (PHOTO, Region(0, 0, 40, 50)) if decoding.takes_regions else PHOTO
+    (images,) = DaliDecoder(decoding, source).run([[photo]])
     assert images == [PHOTO.tobytes()], "what came out is what was asked for"
     return made
 
