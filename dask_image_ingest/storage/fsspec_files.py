@@ -29,16 +29,15 @@ from dask_image_ingest.storage.fetch import (
     call_with_retry,
     configured_settings,
 )
+from dask_image_ingest.storage.reader import Result, reason_of, translate_errors
 from dask_image_ingest.storage.shard import (
     FileSystem,
-    Result,
     Shard,
     as_sent,
     folder_of,
     is_web,
-    reason_of,
+    listed_folder,
     split_url,
-    translate_errors,
     whole_key,
 )
 from dask_image_ingest.storage.streams import without_pipes_allowed
@@ -73,6 +72,7 @@ _INTERRUPTIONS = {
     *("ChunkedEncodingError", "ClientPayloadError", "IncompleteRead", "IncompleteReadError"),
     *("ServerDisconnectedError", "ServiceRequestError", "ServiceResponseError"),
 }
+
 
 # Extra of this package → protocols whose dependencies it installs.
 _EXTRAS = {
@@ -322,9 +322,7 @@ def look_up(
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for url in urls:
-        # Each URL of the web has its own query, perhaps, and is looked up alone.
-        folder = folder_of(url)[0]
-        by_folder[folder.partition("?")[0] if is_web(url) else folder].append(url)
+        by_folder[listed_folder(url)].append(url)
     found: dict[str, Info | None] = {}
     for members in by_folder.values():
         try:

@@ -1,27 +1,30 @@
-"""A shard: its URL, its size and its version; the errors of its storage."""
+"""A shard: its URL, its size and its version."""
 
 from __future__ import annotations
 
 import os
 import re
-import socket
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 from urllib.parse import quote
 
 import fsspec
 import numpy as np
 from fsspec.registry import known_implementations
 
-from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
-from dask_image_ingest.url_secrets import UrlHolder, error_text, url_identity
-
-Result = TypeVar("Result")
+from dask_image_ingest.errors import ArgumentError, ShardError
+from dask_image_ingest.url_secrets import UrlHolder, url_identity
 
 FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
 _WEB = ("http://", "https://")
+
+#: Protocol of commands.
+COMMAND = "pipe:"
+
+#: Suffixes of shards; those of compressed ones, which can only be read from the beginning.
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+_COMPRESSED = (".gz", ".tgz", ".zst")
 
 #: Protocols of object stores. Their keys are names and no paths: ``a//b.tar``, ``a/./b.tar`` and
 #: ``a/b.tar`` are three files.
@@ -42,6 +45,28 @@ def local_path(url: str) -> str | None:
 def is_web(url: str) -> bool:
     """True for a URL of a web server."""
     return url.startswith(_WEB)
+
+
+def is_pipe(url: str) -> bool:
+    """True if a URL is a command."""
+    return url.startswith(COMMAND)
+
+
+def without_query(url: str) -> str:
+    """A URL without the query that one of a web server may have."""
+    return url.partition("?")[0] if is_web(url) else url
+
+
+def has_random_access(url: str) -> bool:
+    """True if ranges of a shard can be read: not of compressed shards and commands."""
+    return not is_pipe(url) and not without_query(url).lower().endswith(_COMPRESSED)
+
+
+def without_suffix(path: str) -> str | None:
+    """The path of a shard without its suffix; None for other suffixes."""
+    matching = (suffix for suffix in SHARD_SUFFIXES if path.lower().endswith(suffix))
+    suffix = next(matching, None)
+    return path[: -len(suffix)] if suffix else None
 
 
 def split_url(url: str) -> tuple[str, str, str]:
@@ -84,6 +109,14 @@ def folder_of(url: str) -> tuple[str, str]:
     head, path, tail = split_url(url)
     folder, _, name = path.rpartition("/")
     return head + folder + tail, name
+
+
+def listed_folder(url: str) -> str:
+    """The folder of a file, the same for all that one listing shows.
+
+    Each URL of the web has a query of its own, perhaps.
+    """
+    return without_query(folder_of(url)[0])
 
 
 def inside(folder: str, name: str) -> str:
@@ -211,33 +244,3 @@ def _version(shard: Shard) -> str:
     if local_path(shard.url) is not None and shard.version.isdecimal():
         version = f"modified {np.datetime64(int(shard.version), 'ns')} UTC"
     return f"{shard.size:,} bytes, {version}"
-
-
-# Errors if no server answers, or if its name does not resolve.
-_UNREACHED = (ConnectionError, socket.gaierror)
-
-
-def translate_errors(url: str, read: Callable[..., Result], *args: object, **kw: object) -> Result:
-    """Call ``read``; translate its errors into a ``ShardError`` that names the shard."""
-    try:
-        return read(*args, **kw)
-    except MemoryError:
-        raise
-    except Exception as error:  # each remote file system has exceptions of its own
-        reason = reason_of(error)
-        if isinstance(reason, FileNotFoundError):
-            raise ShardNotFoundError(f"{url} is not found") from error
-        unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
-        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
-        raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
-
-
-def reason_of(error: BaseException) -> BaseException:
-    """The error, or its cause: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
-    cause = error.__cause__
-    if not isinstance(error, FileNotFoundError) or cause is None:
-        return error
-    is_failure = isinstance(cause, (OSError, TypeError, ValueError)) and not isinstance(
-        cause, FileNotFoundError
-    )
-    return cause if is_failure or getattr(cause, "status", 404) not in (404, 410) else error
