@@ -1,4 +1,4 @@
-"""Readers of shards, sliced like bytes; errors of reading, and the threads that read ahead."""
+"""Readers of shards: bytes-like objects that read on slicing; their errors and threads."""
 
 from __future__ import annotations
 

@@ -87,6 +87,14 @@ class Dataset:
         """True for image files, whose rows are numbered across partitions."""
         return self.options.root is not None
 
+    @property
+    def on_host(self) -> Dataset:
+        """The same source of pandas frames."""
+        if self.options.backend == "pandas":
+            return self
+        options = replace(self.options, backend="pandas")
+        return replace(self, options=options, token=f"{self.token} on the host")
+
     @functools.cached_property
     def lengths(self) -> tuple[int | None, ...]:
         """The rows of each partition by the shards' indexes; None if unknown."""
@@ -156,6 +164,11 @@ class Scan(TakesFilters, Read):
         """The rows of each partition; None if unknown, or if filters or a limit drop some."""
         all_rows = not self.operand("filters") and self.operand("limit") is None
         return super().lengths if all_rows else [None] * self.npartitions
+
+    @property
+    def on_host(self) -> Scan:
+        """The same scan into pandas frames."""
+        return self.substitute_parameters({"dataset": self.dataset.on_host})
 
     @functools.cached_property
     def spec(self) -> ScanSpec:

@@ -25,7 +25,13 @@ from dask_image_ingest.dataset.scan.rows import (
 )
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.frames import ImageReference, as_references, backend_of
+from dask_image_ingest.frames import (
+    BackendName,
+    ImageReference,
+    as_references,
+    backend_of,
+    get_backend,
+)
 from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
 from dask_image_ingest.typedefs import DataFrame
@@ -60,11 +66,13 @@ def decode_partition(
     limit: int | None = None,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch | None = None,
+    backend: BackendName | None = None,
 ) -> Any:
     """Decode the references of a pandas or cuDF frame.
 
     ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and
-    ``fetch_bytes`` as for `fetch_images`.
+    ``fetch_bytes`` as for `fetch_images`. ``backend`` is that of the result; None for that of the
+    frame.
 
     Raises
     ------
@@ -75,7 +83,13 @@ def decode_partition(
     """
 
     def open_images(rows: DataFrame) -> tuple[Any, list[EncodedImages]]:
-        return rows, [fetch_images(rows, column, draws, fetch_bytes) for column in images]
+        encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
+        if backend not in (None, backend_of(rows).name):
+            # Without the columns that the decode makes: references stay on the host.
+            made = {name for column in images for name in column.columns}
+            table = backend_of(rows).to_arrow(rows[[n for n in rows.columns if n not in made]])
+            rows = get_backend(backend).frame(table, rows.index.to_numpy(), None)
+        return rows, encoded
 
     return decode_rows(frame, images, open_images, only, limit)
 
