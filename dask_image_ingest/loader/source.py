@@ -143,7 +143,7 @@ class FrameSource:
     def check_process(self) -> None:
         """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         return 1
 
@@ -236,7 +236,7 @@ class LazySource(FrameSource):
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
-        # While it is open: the thread that computes, or fetches from the cluster; and those that
+        # While it is open: the threads that compute, or fetch from the cluster; and those that
         # read partitions, by default the same.
         self._threads: Executor
         self._reading: Executor
@@ -281,7 +281,9 @@ class LazySource(FrameSource):
         self._secede()
         set_up = self._backend.thread_setup()
         if self._client is None:
-            self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)
+            # On a GPU, one prepares or copies a partition while DALI decodes that of the other.
+            threads = 2 if self._backend.device == "gpu" else 1
+            self._threads = ThreadPoolExecutor(threads, "iter-batches", set_up)
         else:
             # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
@@ -315,12 +317,12 @@ class LazySource(FrameSource):
             is_reader = self._reader == threading.get_ident()
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
-    def prefetch(self) -> int:
-        if self._client is None:
-            return super().prefetch()
+    def default_prefetch(self) -> int:
         if self._backend.device == "gpu":
             # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
             return _EXTRA_PARTITIONS
+        if self._client is None:
+            return super().default_prefetch()
         threads: int = sum(self._client.nthreads().values())
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
