@@ -173,7 +173,7 @@ def compute_scores(
         )
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     of_images = backend_of(meta).is_images(meta.dtypes[column])
-    options: dict[str, str] = {"called_by": "compute_scores", "returns": _NUMBERS}
+    options: dict[str, Any] = {"called_by": "compute_scores", "returns": _NUMBERS}
     for name, function in heads.items():
         title = f"score.{name}" if name else "score"
         outputs = {title: "float32"}

@@ -35,6 +35,7 @@ from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partit
 from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
+    has_random_crops,
     known_lengths,
     last_decode,
     persist_moves,
@@ -210,6 +211,11 @@ class FrameSource:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         raise NotImplementedError
 
+    @property
+    def has_random_crops(self) -> bool:
+        """True if ``augment=`` is yet to draw its regions."""
+        return False
+
     def references(self) -> ReferenceSource | None:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
@@ -367,6 +373,10 @@ class LazySource(FrameSource):
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
 
+    @property
+    def has_random_crops(self) -> bool:
+        return has_random_crops(self._frame.expr)
+
     def references(self) -> ReferenceSource | None:
         decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self.image)
@@ -431,11 +441,13 @@ class LazySource(FrameSource):
 class ReferenceSource(LazySource):
     """Source of partitions of references, of which `take` decodes rows.
 
-    The index of a decoded frame is the place of each row in the order that was asked for.
+    The references are in host memory on both backends. The index of a decoded frame is the place of
+    each row in the order that was asked for.
     """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
-        super().__init__(new_collection(decode.rows), image)
+        super().__init__(new_collection(decode.rows_on_host), image)
+        self._backend = backend_of(decode.rows._meta)  # of what is decoded
         self._last = decode
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
