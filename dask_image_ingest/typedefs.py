@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import dask.dataframe as dd
     import numpy as np
     import pandas as pd
+    import pyarrow as pa
     from nvidia.dali.backend import TensorListCPU, TensorListGPU
 
 #: Rows in memory; a partition of a lazy frame.
@@ -32,6 +33,10 @@ AnySeries: TypeAlias = "pd.Series | cudf.Series | dd.Series"
 #: Type of a column: NumPy's, or an extension type of pandas or cuDF.
 Dtype: TypeAlias = "np.dtype | pd.api.extensions.ExtensionDtype"
 
+#: What users write for a type of Arrow: the type or its name, a type of Python or NumPy.
+TypeLike: TypeAlias = "pa.DataType | str | type | np.dtype"
+
+#: In host memory, or in that of a GPU.
 Array: TypeAlias = "np.ndarray | cupy.ndarray"
 
 #: ``numpy`` or ``cupy``.

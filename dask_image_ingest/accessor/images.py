@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import dask.dataframe as dd
 import pandas as pd
-from numpy.typing import DTypeLike
+from numpy.typing import ArrayLike, DTypeLike
 
 from dask_image_ingest.arguments import (
     check_choice,
@@ -39,7 +39,7 @@ from dask_image_ingest.ops import (
     make_row_map,
     small_images,
 )
-from dask_image_ingest.typedefs import AnyFrame, AnySeries
+from dask_image_ingest.typedefs import AnyFrame, AnySeries, TypeLike
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
@@ -195,7 +195,7 @@ class Images(ABC, Generic[Frame, Series]):
     def map_batches(
         self,
         fn: Callable[..., Any],
-        outputs: Mapping[str, Any],
+        outputs: Mapping[str, TypeLike],
         *,
         inputs: Sequence[str] | None = None,
         batch_size: int = 256,
@@ -301,7 +301,7 @@ class Images(ABC, Generic[Frame, Series]):
     def map_rows(
         self,
         fn: Callable[..., Any],
-        outputs: Mapping[str, Any],
+        outputs: Mapping[str, TypeLike],
         *,
         inputs: Sequence[str] | None = None,
         concurrency: int = 16,
@@ -425,7 +425,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
-        normalize: tuple[Any, Any] | None = None,
+        normalize: tuple[ArrayLike, ArrayLike] | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> Batches:
         """Stream the rows as batches of arrays, a few of them in memory at a time.
@@ -615,7 +615,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
-        normalize: tuple[Any, Any] | None = None,
+        normalize: tuple[ArrayLike, ArrayLike] | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
     ) -> BatchLoader:

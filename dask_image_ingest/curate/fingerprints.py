@@ -74,7 +74,7 @@ VARIANTS: dict[str, tuple[bool, bool, bool]] = {
 
 
 def pdq(
-    groups: Sequence[Any], xp: ArrayModule, variants: tuple[str, ...] = ()
+    groups: Sequence[Array], xp: ArrayModule, variants: tuple[str, ...] = ()
 ) -> tuple[list[Any], Any]:
     """Hashes of images, then of each variant, uint8 (n, 32), and the quality, uint8 (n,).
 
@@ -94,7 +94,7 @@ def pdq(
 
 
 def _reduced(
-    groups: Sequence[Any], reversals: set[tuple[bool, bool]], xp: ArrayModule
+    groups: Sequence[Array], reversals: set[tuple[bool, bool]], xp: ArrayModule
 ) -> dict[tuple[bool, bool], Any]:
     """Luma (n, 64, 64) of images, with rows or columns reversed as each of ``reversals`` says."""
     parts: dict[tuple[bool, bool], list[Any]] = {reversal: [] for reversal in reversals}
@@ -292,7 +292,7 @@ def check_variants(variants: Iterable[Any]) -> tuple[Variant, ...]:
 
 
 def _pixel_hashes(
-    groups: Sequence[Any], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
+    groups: Sequence[Array], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
 ) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if "pixels" in kinds:

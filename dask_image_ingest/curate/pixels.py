@@ -102,7 +102,7 @@ def _by_channels(
     }
 
 
-def _concatenate(parts: list[Any], backend: Backend) -> Any:
+def _concatenate(parts: list[Array] | list[list[Any]], backend: Backend) -> Any:
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     return backend.numpy.concatenate(parts)

@@ -376,7 +376,7 @@ def _quantile(values: pd.Series, rows: pd.Series, share: float) -> float:
     return float(below + (above - below) * (position % 1))
 
 
-def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
+def _signals(groups: Sequence[Array], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
     signals: dict[str, Any] = {}
     if not set(names) <= set(_SHAPE_SIGNALS):
         pixels = [name for name in names if name in PIXEL_SIGNALS]
@@ -389,7 +389,7 @@ def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) ->
 
 
 def pixel_signals(
-    groups: Sequence[Any], xp: ArrayModule, names: Sequence[str] = PIXEL_SIGNALS
+    groups: Sequence[Array], xp: ArrayModule, names: Sequence[str] = PIXEL_SIGNALS
 ) -> dict[str, Any]:
     """Compute those of ``PIXEL_SIGNALS``, float32 (n,), on NumPy or CuPy.
 
@@ -409,7 +409,9 @@ def pixel_signals(
     return {name: signals[name].astype(xp.float32) for name in names}
 
 
-def _level_signals(groups: Sequence[Any], xp: ArrayModule, names: Sequence[str]) -> dict[str, Any]:
+def _level_signals(
+    groups: Sequence[Array], xp: ArrayModule, names: Sequence[str]
+) -> dict[str, Any]:
     """Signals of histograms of a sample of pixels."""
     # The images are computed in one array of pixels, with the number of each pixel's image: array
     # calls for each image would take longer than their work.
@@ -462,7 +464,7 @@ def _sampled_pixels(height: int, width: int) -> np.ndarray:
     return ((np.arange(_SAMPLED) + inside) * stretch).astype(np.int32)
 
 
-def _brightness(bands: Sequence[Any], xp: ArrayModule) -> Any:
+def _brightness(bands: Sequence[Array], xp: ArrayModule) -> Any:
     if len(bands) == 1:
         return bands[0]
     squares = sum(
@@ -472,7 +474,7 @@ def _brightness(bands: Sequence[Any], xp: ArrayModule) -> Any:
     return (xp.sqrt(squares) + 0.5).astype(xp.uint8)
 
 
-def _spread(bands: Sequence[Any], xp: ArrayModule) -> Any:
+def _spread(bands: Sequence[Array], xp: ArrayModule) -> Any:
     """Largest minus smallest channel of each pixel."""
     # NumPy's max over an axis of three takes 15 times as long.
     return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)

@@ -335,7 +335,7 @@ def nearest_of(
     vectors: np.ndarray,
     others: np.ndarray,
     threshold: float,
-    asarray: Callable[[np.ndarray], Any] = np.asarray,
+    asarray: Callable[[np.ndarray], Array] = np.asarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The nearest of ``others`` (m, d) for each of ``vectors`` (n, d), all of length one.
 

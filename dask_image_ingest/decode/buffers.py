@@ -149,7 +149,9 @@ class Pixels:
         return Pixels(flat, self.shapes[rows], errors, itemsizes)
 
 
-def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: ArrayModule) -> Pixels:
+def pixels_of(
+    images: Sequence[Array | None], errors: Sequence[str | None], numpy: ArrayModule
+) -> Pixels:
     """Copy arrays (height, width, channels), None for a missing image, to one `Pixels`.
 
     ``numpy`` is the images' array module, NumPy or CuPy.

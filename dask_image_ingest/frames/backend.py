@@ -112,13 +112,13 @@ class Backend(Protocol):
     def rows(self, series: Series) -> list[Any]:
         """Each row of such a column: arrays, lists, dicts, as `row_values`; None for null."""
 
-    def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:
+    def normalized(self, images: Sequence[Array], scale: np.ndarray, shift: np.ndarray) -> Any:
         """Stack images of one shape to float32 (n, channels, height, width): value * scale + shift.
 
         ``scale`` and ``shift`` are float32 of shape (channels,) or (1,).
         """
 
-    def count_levels(self, images: Sequence[Any]) -> np.ndarray:
+    def count_levels(self, images: Sequence[Array]) -> np.ndarray:
         """Number of pixels by channel and value: int64 (channels, 256).
 
         All images have the same number of channels.

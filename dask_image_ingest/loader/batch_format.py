@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
@@ -97,7 +98,7 @@ class Normalize(NamedTuple):
     scale: np.ndarray
     shift: np.ndarray
 
-    def batch(self, images: Sequence[Any], backend: Backend) -> Any:
+    def batch(self, images: Sequence[Array], backend: Backend) -> Any:
         """Normalize images of one shape: float32 (n, channels, height, width)."""
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
@@ -120,7 +121,7 @@ class Normalize(NamedTuple):
         return backend.normalized(images, self.scale, self.shift)
 
 
-def parse_normalize(normalize: Iterable[Any] | None) -> Normalize | None:
+def parse_normalize(normalize: tuple[ArrayLike, ArrayLike] | None) -> Normalize | None:
     """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None

@@ -21,6 +21,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
+from numpy.typing import ArrayLike
 
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.errors import ArgumentError
@@ -147,7 +148,7 @@ class Batches:
         *,
         batch_size: int,
         format: Format,
-        normalize: tuple[Any, Any] | None,
+        normalize: tuple[ArrayLike, ArrayLike] | None,
         schedule: Schedule,
         drop_last: bool,
         prefetch: int | None,

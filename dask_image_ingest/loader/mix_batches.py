@@ -8,16 +8,18 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
 from dask_image_ingest.loader.iter_batches import Batches, Schedule
 from dask_image_ingest.loader.position import parse_shard
+from dask_image_ingest.typedefs import AnyFrame
 
 
 def mix_batches(
-    frames: Sequence[Any],
+    frames: Sequence[AnyFrame],
     batch_size: int,
     weights: Sequence[float] | None = None,
     *,
@@ -30,7 +32,7 @@ def mix_batches(
     prefetch: int | None = None,
     start: int | Sequence[Any] = 0,
     shard: tuple[int, int] | Literal["auto"] | None = "auto",
-    normalize: tuple[Any, Any] | None = None,
+    normalize: tuple[ArrayLike, ArrayLike] | None = None,
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
 ) -> Batches:
     """Stream batches of rows from several frames, sampled by weights.
@@ -107,7 +109,7 @@ def mix_batches(
 
 
 def _mixed(
-    frames: list[Any],
+    frames: list[AnyFrame],
     columns: Sequence[str] | None,
     schedule: Schedule,
     *,

@@ -39,7 +39,7 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
-from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
+from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame, TypeLike
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -76,7 +76,7 @@ class MapBatches(AppendsColumns, PreservesRows):
             return type(self)(dx.Projection(self.frame, needed), self.batch_map)
         return None
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         if wanted.isdisjoint(self.added):
             return type(parent)(self.frame, *parent.operands[1:])
         kept = tuple(name for name in self.batch_map.kept if name in wanted)
@@ -330,7 +330,7 @@ def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> Any:
 
 def make_batch_map(
     function: Callable[..., Any],
-    outputs: Mapping[str, Any],
+    outputs: Mapping[str, TypeLike],
     batch_size: int,
     inputs: Sequence[str],
     skip_missing: bool,
@@ -436,7 +436,7 @@ def _shape_and_dtype(image: Array | None) -> Any:
     return None if image is None else (image.shape, image.dtype)
 
 
-def rows_with_images(frame: DataFrame, names: Sequence[Any]) -> list[int]:
+def rows_with_images(frame: DataFrame, names: Sequence[Hashable]) -> list[int]:
     """Numbers of the rows that have an image in every image column among ``names``."""
     backend = backend_of(frame)
     columns = [
@@ -445,7 +445,9 @@ def rows_with_images(frame: DataFrame, names: Sequence[Any]) -> list[int]:
     return [row for row in range(len(frame)) if all(images[row] is not None for images in columns)]
 
 
-def input_columns(frame: DataFrame, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
+def input_columns(
+    frame: DataFrame, names: Sequence[Hashable], rows: Sequence[int]
+) -> list[InputColumn]:
     """The values of columns in some rows of a pandas or cuDF frame."""
     return [_input_column(frame[[name]], name, rows) for name in names]
 

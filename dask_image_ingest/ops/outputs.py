@@ -30,7 +30,7 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
-from dask_image_ingest.typedefs import Array, ArrayModule, DataFrame
+from dask_image_ingest.typedefs import Array, ArrayModule, DataFrame, TypeLike
 from dask_image_ingest.url_secrets import storable
 
 
@@ -76,7 +76,7 @@ def with_none(values: object) -> Any:
     return values
 
 
-def output_type(name: str, given: object) -> pa.DataType:
+def output_type(name: str, given: TypeLike) -> pa.DataType:
     """Parse the type of an output."""
     if not isinstance(name, str):
         raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
@@ -484,7 +484,11 @@ def _gray_advice(is_gray: bool) -> str:
 
 
 def with_image_column(
-    frame: DataFrame, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
+    frame: DataFrame,
+    name: str,
+    images: Sequence[Array | None],
+    rows: Sequence[int],
+    backend: Backend,
 ) -> Any:
     """Add a column of images for ``rows``, null in all other rows."""
     by_row = {

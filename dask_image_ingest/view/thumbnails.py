@@ -268,7 +268,7 @@ Referenced: TypeAlias = tuple[Any, Mapping[Any, ColumnDecode]]
 
 
 def references_of_images(
-    frame: AnyFrame, columns: Sequence[Any], storage_options: dict[str, Any] | None
+    frame: AnyFrame, columns: Sequence[Hashable], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     """Select columns of a frame, with references in place of images.
 
@@ -291,7 +291,7 @@ def references_of_images(
 
 
 def _references_of_location_columns(
-    frame: AnyFrame, columns: Sequence[Any], storage_options: dict[str, Any] | None
+    frame: AnyFrame, columns: Sequence[Hashable], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     if not {*LOCATION_COLUMNS} <= {*frame.columns}:
         return None
@@ -378,7 +378,10 @@ def decode_small(rows: DataFrame, images: Sequence[ColumnDecode]) -> pd.DataFram
 
 
 def at_size(
-    images: Mapping[Any, ColumnDecode], image: Hashable, longer: int, mask: Any | None = None
+    images: Mapping[Hashable, ColumnDecode],
+    image: Hashable,
+    longer: int,
+    mask: Hashable | None = None,
 ) -> list[ColumnDecode] | None:
     """Decodes of thumbnails of an image column, and of its masks at full size.
 

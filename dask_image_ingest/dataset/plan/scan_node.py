@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -306,7 +306,7 @@ def fuse_with_scan(
     images: Sequence[ColumnDecode],
     only: ErrorFilter,
     limit: int | None,
-    columns: Sequence[Any],
+    columns: Sequence[Hashable],
 ) -> ReadAndDecode | None:
     """Fuse a decode with the scan below ``frame``; None unless only row-wise steps are between."""
     nodes = {node._name: node for node in frame.walk()}

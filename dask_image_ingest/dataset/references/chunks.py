@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -182,7 +182,7 @@ _SAMPLED = 16
 
 def _decode_rows(
     images: Sequence[ColumnDecode],
-    columns: Sequence[Any],
+    columns: Sequence[Hashable],
     steps: Steps | None,
     rows: DataFrame,
     draws: np.ndarray | None = None,

@@ -8,6 +8,7 @@ once, at its end. Filters go the other way: below the decode.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -350,7 +351,7 @@ class Decode(AppendsColumns, PreservesRows):
         fused = fuse_with_scan(frame, self.images, self.only, self.limit, self.columns)
         return super()._lower() if fused is None else fused
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         # A decode that drops rows is needed whatever the columns.
         drops_rows = not self._is_length_preserving
         # An index shares the decode of a mask, so that shards are read once for both.

@@ -43,7 +43,7 @@ def point_to_images(rows: dx.Expr, image: str, error: str | None) -> dx.Expr:
     return MapColumns(rows, add_references, (image, error), (*LOCATION_COLUMNS, _KEY), image, error)
 
 
-def carry_images(rows: dx.Expr, encoded: Hashable, image: str, error: Any | None) -> dx.Expr:
+def carry_images(rows: dx.Expr, encoded: Hashable, image: str, error: str | None) -> dx.Expr:
     """Lazy `with_encoded`."""
     outputs = (image,) if error is None else (image, error)
     return MapColumns(rows, with_encoded, outputs, (encoded, _KEY), encoded, image, error)
