@@ -39,3 +39,9 @@ from dask.dataframe.dask_expr._shuffle import (
 )
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph, FromPandas
 from dask.dataframe.dask_expr.io.parquet import ReadParquet
+from distributed import Worker
+
+
+def has_worker() -> bool:
+    """True if this process has a worker of Dask, before, during and between its tasks."""
+    return bool(Worker._instances)

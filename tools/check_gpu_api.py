@@ -69,6 +69,7 @@ INSTANCES = {
         "_read.column": _COLUMN,
         "_read.data": "pylibcudf.Column",
         "_memory.buffer": _BUFFER,
+        "_memory.spillable": "cudf.core.buffer.spillable_buffer.SpillableBufferOwner",
     },
     "dask_image_ingest/frames/cudf/convert.py": {
         "compacted.column": _COLUMN,

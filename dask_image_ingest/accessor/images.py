@@ -33,6 +33,7 @@ from dask_image_ingest.loader import (
     parse_shard,
 )
 from dask_image_ingest.ops import (
+    ENCODED_FORMATS,
     apply_batch_map,
     encoded_images,
     make_batch_map,
@@ -653,7 +654,8 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            As :meth:`iter_batches`.
+            As :meth:`iter_batches`; with ``num_workers`` for images of the cuDF backend, since
+            worker processes can't decode on the GPU: read with ``backend="pandas"``.
         MissingDependencyError
             If torch is not installed.
 
@@ -765,7 +767,7 @@ class Images(ABC, Generic[Frame, Series]):
         >>> frame.images.encode("webp").iloc[0][:4]
         b'RIFF'
         """
-        check_choice("format", format, ("jpeg", "png", "webp"))
+        check_choice("format", format, tuple(ENCODED_FORMATS))
         quality = whole_number("quality", quality, 1, "choose 1 to 100", most=100)
         image = self.column
         return self._map(encoded_images, [image], image, format, quality)

@@ -19,7 +19,7 @@ from distributed import Client, LocalCluster, Nanny, Status, Worker
 from dask_image_ingest.arguments import whole_number
 from dask_image_ingest.cluster.prepare import prepare_workers
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import gpus
+from dask_image_ingest.frames import get_backend, gpus
 
 THREADS = "image-ingest.decode-threads"
 
@@ -301,4 +301,5 @@ def _enable_spilling() -> None:
         cudf_spilling.SpillManager(statistic_level=get_option("spill_stats"))
     )
     if get_option("spill_on_demand"):
+        get_backend("cudf")  # sets the pool, in front of which the spilling comes
         cudf_spilling.set_spill_on_demand_globally()

@@ -57,12 +57,16 @@ logger = logging.getLogger("dask_image_ingest")
 # cudaErrorIllegalAddress (700) to cudaErrorLaunchFailure (719).
 _STICKY = frozenset((700, 702, 710, *range(714, 720)))
 
+# Seconds that the event loop waits to hear whether the GPU is lost.
+_ANSWER_TIMEOUT = 1.0
+
 
 class LeaveBrokenGpu(WorkerPlugin):
     """Worker plugin that ends the process after an error from which its GPU does not recover.
 
     The failed task and those that the worker held are computed again by others, as after any death
-    of a worker. A worker without a nanny stays, since nobody would replace it.
+    of a worker. A worker without a nanny stays, since nobody would replace it. If the GPU is
+    busy, perhaps training, the worker goes on, and ends when the GPU turns out to be lost.
     """
 
     name = "image-ingest-broken-gpu"
@@ -70,13 +74,25 @@ class LeaveBrokenGpu(WorkerPlugin):
     def setup(self, worker: Worker) -> None:
         """Keep the worker; called by Dask."""
         self._worker = worker
+        self._query: threading.Thread | None = None
 
     def transition(self, key: Key, start: str, finish: str, **kwargs: object) -> None:
         """Look at the GPU after an error of CUDA; called by Dask."""
         if finish != "error":
             return
         text = self._worker.state.tasks[key].exception_text
-        error = broken_gpu() if "cuda" in text.lower() else None
+        is_asked = self._query is not None and self._query.is_alive()
+        if "cuda" in text.lower() and not is_asked:
+            # In a thread, since an answer waits for all work on the GPU. A GPU that is lost answers
+            # at once: the process then ends before the scheduler hears that the task failed.
+            self._query = threading.Thread(
+                target=self._leave_if_broken, name="broken-gpu", daemon=True
+            )
+            self._query.start()
+            self._query.join(_ANSWER_TIMEOUT)
+
+    def _leave_if_broken(self) -> None:
+        error = broken_gpu()
         if error is None:
             return
         logger.error("%s: the GPU is unusable for this process: %s", self._worker.address, error)

@@ -27,7 +27,14 @@ from dask_image_ingest.dataset.references.make_references import (
 )
 from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import image_field
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize, make_decode_spec
+from dask_image_ingest.decode import (
+    MAX_PIXELS,
+    Augment,
+    Interpolation,
+    Mode,
+    Resize,
+    make_decode_spec,
+)
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns
 from dask_image_ingest.storage import with_pipes_allowed
@@ -43,6 +50,8 @@ def decode_images(
     image: str | Sequence[str] | Mapping[str, str] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -72,7 +81,9 @@ def decode_images(
         in Hugging Face tables. Rows without bytes are ``missing``: a path alone is not opened. The
         images take its place, or with a mapping, ``{"image": "jpg"}``, are a new column. To decode
         several columns with different options, call the function once for each.
-    size, resize, augment, transform, mode, errors, max_pixels, allow_pipes, storage_options
+    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels
+        As for :func:`read_webdataset_images`.
+    allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
     Returns
@@ -121,6 +132,8 @@ def decode_images(
         device=backend_of(meta).device,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,

@@ -39,7 +39,7 @@ from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
     Schema,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.image_frame import ImageDataFrame
 from dask_image_ingest.storage import (
@@ -70,6 +70,8 @@ def read_images(
     label: Literal["folder"] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -106,7 +108,7 @@ def read_images(
         ``class_name``. The folders directly below the common root are the classes, sorted by name
         and numbered from 0. If the root itself is not searched (``"pets/{cat,dog}"``), only
         those with images are. A file in none of them has nulls.
-    size, resize, augment, transform, mode, errors, max_pixels, backend
+    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
@@ -167,6 +169,8 @@ def read_images(
         decode=decode,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,

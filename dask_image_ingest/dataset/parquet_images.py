@@ -40,7 +40,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     column_type,
     frame_names,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import Backend
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -60,6 +60,8 @@ def read_parquet_images(
     key: str | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -96,7 +98,7 @@ def read_parquet_images(
         The column of the files with the key of each row, for ``__key__``. By default a column
         ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
-    size, resize, augment, transform, mode, errors, max_pixels, backend
+    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
@@ -151,6 +153,8 @@ def read_parquet_images(
         decode=decode,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,

@@ -54,7 +54,7 @@ from dask_image_ingest.dataset.schema.file_columns import (
     sidecar_columns,
     with_sidecars,
 )
-from dask_image_ingest.decode import MAX_PIXELS, Augment, Mode, Resize
+from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.image_frame import ImageDataFrame
@@ -80,6 +80,8 @@ def read_webdataset_images(
     json_fields: Mapping[str, TypeLike] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
+    interpolation: Interpolation = "bilinear",
+    crop_from: int | None = None,
     augment: Augment | None = None,
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
@@ -138,8 +140,15 @@ def read_webdataset_images(
         keep their size.
     resize
         ``"stretch"`` to ``size``; cover it and ``"crop"``; fit inside and ``"pad"`` with black; or
-        scale the ``"shorter"`` or ``"longer"`` edge to it. Triangular filter, with antialiasing.
-        ``"nearest"`` (labels only) stretches.
+        scale the ``"shorter"`` or ``"longer"`` edge to it. Sizes and places are rounded as those of
+        torchvision's ``Resize`` and ``CenterCrop``. ``"nearest"`` (labels only) stretches.
+    interpolation
+        ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``, always antialiased, as Pillow's filters.
+        Also for ``augment``. Labels and stored values take the nearest pixel.
+    crop_from
+        With ``resize="crop"``, the shorter edge of the image from which ``size`` is cut, at least
+        the edges of ``size``: ``size=224, resize="crop", crop_from=256`` is torchvision's
+        ``Resize(256)`` and ``CenterCrop(224)``. By default the image just covers ``size``.
     augment
         ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
         region of each image is decoded, resized to ``size`` and mirrored at random. All image
@@ -266,6 +275,8 @@ def read_webdataset_images(
         decode=decode,
         size=size,
         resize=resize,
+        interpolation=interpolation,
+        crop_from=crop_from,
         mode=mode,
         augment=augment,
         transform=transform,

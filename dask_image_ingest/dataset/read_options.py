@@ -148,17 +148,23 @@ def _image_members(
     return (members.pop("image"), *members.values())
 
 
+# Options of a read that a column may have of its own.
+_OWN = ("size", "resize", "interpolation", "crop_from", "augment", "transform", "mode")
+
+
 def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options of a column that override those of the read."""
     own: dict[str, Any] = {}
-    for option in ("size", "resize", "augment", "transform", "mode"):
+    for option in _OWN:
         if (value := getattr(column, option)) != "same":
             own[option] = value
     if column.mode == "labels" and column.resize == "nearest":
         # Labels take the nearest pixel anyway; the read's resize keeps them aligned with images.
         del own["resize"]
-    if own.get("size", options["size"]) is None and "resize" not in own:
-        own["resize"] = "stretch"
+    if own.get("size", options["size"]) is None:
+        own = {"resize": "stretch", **own}
+    if own.get("resize", "crop") != "crop":
+        own = {"crop_from": None, **own}
     if column.mode == "labels" and "transform" not in own and options["transform"] is not None:
         raise ArgumentError(
             f"image=: transform= may mix the labels of {name!r}. Pass its own, which takes the "
@@ -172,6 +178,7 @@ def _refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
     """Raise `ArgumentError` for options of a decode together with ``decode=False``."""
     given = {
         "size": decoding.size is not None,
+        "interpolation": decoding.interpolation != "bilinear",
         "mode": decoding.mode != "RGB",
         "augment": decoding.augment is not None,
         "transform": decoding.transform is not None,

@@ -35,7 +35,7 @@ from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop
-from dask_image_ingest.decode.resize import ResizedImage, resized_cubic
+from dask_image_ingest.decode.resize import Interpolation, ResizedImage, resized_cubic
 
 __all__ = [
     "LARGEST_SIZE",
@@ -48,6 +48,7 @@ __all__ = [
     "EncodedImages",
     "Header",
     "ImageShape",
+    "Interpolation",
     "Mode",
     "Origin",
     "PixelBuffer",

@@ -271,8 +271,8 @@ class DaliDecoder:
     source
         Input of the pipeline. ``"encoded"``: image files. ``"suspect"``: parts of a batch that was
         refused, in a pipeline of their own. ``"pixels"``: (height, width, channels) arrays that
-        another library has decoded, only to be moved to a GPU and resized there. With ``augment``,
-        each with its region, to which an array has been cropped already.
+        another library has decoded, only to be moved to a GPU and resized there. If images have
+        regions, an array has been cropped to its region already.
     """
 
     def __init__(self, decoding: DecodeSpec, source: Input) -> None:
@@ -319,8 +319,9 @@ class DaliDecoder:
         if not batch:
             return {}
         regions: dict[str, Any] = {}
-        if self._decoding.augment is not None:
-            regions = {_REGIONS: np.array([region for _, region in batch], np.int32)}
+        if self._decoding.takes_regions:
+            places = [place(region, self._decoding) for _, region in batch]
+            regions = {_REGIONS: np.array(places, np.int32)}
             batch = [image for image, _ in batch]
         # Convert now, while the batch before is decoded; DALI would do it when the batch is fed.
         return {_INPUT: batch if self._source == "pixels" else tensor_list(batch), **regions}
@@ -349,7 +350,7 @@ class DaliDecoder:
         pipeline = new_pipeline(options.device, decode_threads())
         with pipeline:
             region = None
-            if options.augment is not None:
+            if options.takes_regions:
                 region = fn.external_source(name=_REGIONS, dtype=types.INT32, ndim=1, device="cpu")
             if self._source != "pixels":
                 encoded = fn.external_source(
@@ -386,8 +387,8 @@ class DaliDecoder:
         """Decode a full batch of tiny JPEGs first: see `first_batch`."""
         batch = first_batch(self._decoding, BATCH_SIZE)
         pipeline.feed_input(_INPUT, batch)
-        if self._decoding.augment is not None:
-            whole = Region(0, 0, _EDGE, _EDGE, False)
+        if self._decoding.takes_regions:
+            whole = place(Region(0, 0, _EDGE, _EDGE), self._decoding)
             pipeline.feed_input(_REGIONS, np.array([whole] * len(batch), np.int32))
         pipeline.schedule_run()
         pipeline.share_outputs()
@@ -439,40 +440,49 @@ def parsed_shape(data: Any) -> tuple[int, int] | None:
         return None
 
 
+def place(region: Region, options: DecodeSpec) -> tuple[int, ...]:
+    """Numbers of a region for DALI; on a GPU, also the height, width and start of its resize."""
+    if options.device == "cpu":
+        return region
+    geometry = options.geometry(region.height, region.width)
+    return (*region, *geometry.whole, *geometry.start)
+
+
 def _part(region: Any) -> dict[str, Any]:
-    """Arguments of DALI's slices for a batch of `Region`."""
+    """Arguments of DALI's slices for a batch of `place`."""
     return {"start": region[0:2], "shape": region[2:4], "axes": (0, 1)}
 
 
-def gpu_resized(images: Any, options: DecodeSpec, region: Any = None) -> Any:
-    """Append the DALI operators that resize on a GPU, a `Region` of each image if there is one."""
+def gpu_resized(images: Any, options: DecodeSpec, places: Any = None) -> Any:
+    """Append the DALI operators that resize on a GPU, given the `place` of each image."""
     fn, types, _ = dali()
-    if region is not None:
-        images = fn.slice(images, **_part(region))
-    # Linear with antialiasing is a triangular filter when an image shrinks, as in Pillow.
-    resize = functools.partial(
-        fn.resize,
-        images,
-        interp_type=types.INTERP_NN if options.nearest else types.INTERP_LINEAR,
-        antialias=not options.nearest,
-        # Scale the whole image to the rounded size, as on a CPU; otherwise pixels are shifted.
-        subpixel_scale=False,
-    )
     if options.size is None:
         return images
-    if options.resize == "shorter":
-        return resize(resize_shorter=options.size[0])
-    if options.resize == "longer":
-        return resize(resize_longer=options.size[0])
-    if options.resize == "stretch":
-        images = resize(size=options.size)
-        return images if region is None else fn.flip(images, horizontal=region[4])
-    mode = "not_smaller" if options.resize == "crop" else "not_larger"
-    return fn.crop(
-        resize(size=options.size, mode=mode),
-        crop=options.size,
-        out_of_bounds_policy="pad",
+    if options.augment is not None:
+        images = fn.slice(images, **_part(places))
+    filters = {
+        "nearest": types.INTERP_NN,
+        # Linear with antialiasing is a triangular filter when an image shrinks, as in Pillow.
+        "bilinear": types.INTERP_LINEAR,
+        "bicubic": types.INTERP_CUBIC,
+        "lanczos": types.INTERP_LANCZOS3,
+    }
+    # DALI's own sizes would be rounded otherwise.
+    images = fn.resize(
+        images,
+        size=fn.cast(places[5:7], dtype=types.FLOAT),
+        interp_type=filters[options.filter],
+        antialias=options.filter != "nearest",
     )
+    if options.resize in ("crop", "pad"):
+        images = fn.slice(
+            images,
+            start=places[7:9],
+            shape=options.size,
+            axes=(0, 1),
+            out_of_bounds_policy="pad",
+        )
+    return images if options.augment is None else fn.flip(images, horizontal=places[4])
 
 
 @functools.cache

@@ -215,12 +215,11 @@ def _pillow_outputs(
     if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
         return arrays
     items: list[Item] = list(arrays.values())
-    if decoding.augment is not None:
-        mirrored = [batch.regions[row].mirrored for row in arrays]
+    if decoding.takes_regions:
         items = [
             # DALI takes no views.
-            (np.ascontiguousarray(array), Region(0, 0, array.shape[0], array.shape[1], flip))
-            for array, flip in zip(arrays.values(), mirrored, strict=True)
+            (np.ascontiguousarray(array), Region.whole(array, batch.regions[row].mirrored))
+            for row, array in arrays.items()
         ]
     return dict(zip(arrays, dali.resize(items), strict=True))
 
@@ -238,19 +237,19 @@ def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPl
 
 def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
     """The images of a batch, to be resized when they are written to the buffer."""
-    assert decoding.size is not None
-    resized = [
-        image
-        if isinstance(image, ResizedImage)
-        else ResizedImage(
-            image,
-            decoding.size,
-            decoding.resize,
-            nearest=decoding.nearest,
-            mirrored=row in batch.regions and batch.regions[row].mirrored,
+    resized = []
+    for row, image in zip(rows, images, strict=True):
+        if isinstance(image, ResizedImage):
+            resized.append(image)
+            continue
+        pixels, region = np.asarray(image), batch.regions.get(row)
+        geometry = decoding.geometry(*pixels.shape[:2])
+        mirrored = region is not None and region.mirrored
+        # Random pixels need not be those of another library.
+        exact = region is None
+        resized.append(
+            ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )
-        for row, image in zip(rows, images, strict=True)
-    ]
     return resized if decoding.device == "cpu" else [np.asarray(image) for image in resized]
 
 

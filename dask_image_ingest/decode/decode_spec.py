@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import dask
 import numpy as np
@@ -15,7 +15,7 @@ from dask_image_ingest.arguments import check_choice, check_flag, is_whole, show
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
-from dask_image_ingest.decode.resize import resize_geometry
+from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
 from dask_image_ingest.environment import own_version
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
@@ -46,6 +46,8 @@ Resize = Literal["stretch", "crop", "pad", "shorter", "longer", "nearest"]
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
+INTERPOLATIONS: tuple[Interpolation, ...] = ("bilinear", "bicubic", "lanczos")
+
 Device = Literal["cpu", "gpu"]
 
 #: Height, width and channels; None where it differs between images or is not known.
@@ -61,6 +63,11 @@ class DecodeSpec:
     size : tuple of int, or None
         (height, width) for the resizes ``stretch``, ``crop`` and ``pad``; (edge,) for ``shorter``
         and ``longer``.
+    interpolation : {"bilinear", "bicubic", "lanczos"}
+        Filter of a resize, but for labels and stored values.
+    crop_from : int or None
+        With ``crop``, the shorter edge of the image from which ``size`` is cut; None for the
+        smallest image that covers it.
     scaled : bool
         Decode large JPEGs at a reduced scale.
     hw_load : float or None
@@ -87,6 +94,8 @@ class DecodeSpec:
     hw_load: float | None = None
     augment: RandomResizedCrop | None = None
     draw: int = 0
+    interpolation: Interpolation = "bilinear"
+    crop_from: int | None = None
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
@@ -96,6 +105,8 @@ class DecodeSpec:
             self.device,
             self.size,
             self.resize,
+            self.interpolation,
+            self.crop_from,
             self.mode,
             self.max_pixels,
             self.scaled,
@@ -134,9 +145,9 @@ class DecodeSpec:
         return self.mode in ("RGBA", "labels", "raw")
 
     @property
-    def nearest(self) -> bool:
-        """True if a resize takes the nearest pixel: a mean of classes, or of depths, is none."""
-        return self.mode in ("labels", "raw")
+    def filter(self) -> Interpolation | Literal["nearest"]:
+        """Filter of a resize; the nearest pixel where a mean of classes, or of depths, is none."""
+        return "nearest" if self.mode in ("labels", "raw") else self.interpolation
 
     @property
     def is_random(self) -> bool:
@@ -158,9 +169,19 @@ class DecodeSpec:
         return self.size is not None and (self.device == "cpu" or self.mode == "raw")
 
     @property
+    def takes_regions(self) -> bool:
+        """True if DALI gets the region of each image: it decodes no more, or resizes it."""
+        return self.augment is not None or (self.size is not None and not self.resized_here)
+
+    @property
     def decoded_in_full(self) -> bool:
         """True if the decoder's output has the height and width in the header, or of its region."""
         return self.size is None or (self.resized_here and not self.scaled)
+
+    def geometry(self, height: int, width: int) -> ResizeGeometry:
+        """Geometry of the resize of an image, or a region, of this height and width."""
+        assert self.size is not None
+        return resize_geometry(height, width, self.size, self.resize, self.crop_from)
 
     def read_header(self, data: LazyBytes) -> Header:
         """Read an image's header, with an error if these options refuse the image."""
@@ -175,7 +196,7 @@ class DecodeSpec:
             return header
         if self.size is None or self.resize != "shorter":
             return header
-        height, width = resize_geometry(header.height, header.width, self.size, self.resize).shape
+        height, width = self.geometry(header.height, header.width).shape
         limit, capacity = self.max_pixels, LARGEST_IMAGE // self.channels
         if height * width <= min(limit, capacity):
             return header
@@ -196,7 +217,7 @@ class DecodeSpec:
             return 0
         height, width = header.height, header.width
         if self.size is not None and height and width:
-            height, width = resize_geometry(height, width, self.size, self.resize).shape
+            height, width = self.geometry(height, width).shape
         return height * width * self.bytes_per_pixel(header)
 
     def bytes_per_pixel(self, header: Header) -> int:
@@ -215,6 +236,8 @@ def make_decode_spec(
     transform: Callable[..., Any] | None,
     max_pixels: int | None,
     augment: Augment | None = None,
+    interpolation: str = "bilinear",
+    crop_from: int | None = None,
     scaled_decode: bool = False,
 ) -> DecodeSpec:
     """Validate a user's arguments.
@@ -233,6 +256,7 @@ def make_decode_spec(
             )
         resize = "stretch"
     check_choice("resize", resize, RESIZES)
+    check_choice("interpolation", interpolation, INTERPOLATIONS)
     check_flag("scaled_decode", scaled_decode)
     if transform is not None and not callable(transform):
         raise ArgumentError(
@@ -270,7 +294,19 @@ def make_decode_spec(
         limit = min(limit, whole_number("max_pixels", max_pixels, 1, advice))
     load = _hw_load() if device == "gpu" else None
     target = _size(size, resize)
-    return DecodeSpec(device, target, resize, mode, transform, limit, scaled_decode, load, crop)
+    return DecodeSpec(
+        device=device,
+        size=target,
+        resize=resize,
+        mode=mode,
+        transform=transform,
+        max_pixels=limit,
+        scaled=scaled_decode,
+        hw_load=load,
+        augment=crop,
+        interpolation=cast(Interpolation, interpolation),
+        crop_from=_crop_from(crop_from, target, resize),
+    )
 
 
 def _hw_load() -> float | None:
@@ -304,6 +340,18 @@ def _size(size: Any, resize: str) -> tuple[int, ...] | None:
             raise ArgumentError(f"resize={resize!r} scales one edge: pass size= as one int")
         return tuple(edges)
     return tuple(edges) if pair else (edges[0], edges[0])
+
+
+def _crop_from(crop_from: object, size: tuple[int, ...] | None, resize: str) -> int | None:
+    if crop_from is None:
+        return None
+    if size is None or resize != "crop":
+        raise ArgumentError(
+            f"crop_from={shown(crop_from)}: it is the shorter edge of the image from which "
+            "resize='crop' cuts size=, as in size=224, resize='crop', crop_from=256"
+        )
+    advice = "pass the shorter edge before the crop, in pixels, at least the edges of size="
+    return whole_number("crop_from", crop_from, max(size), advice, most=LARGEST_SIZE)
 
 
 def _is_edge(edge: object) -> bool:

@@ -124,9 +124,8 @@ def resize_arrays(
 def _resize_on_cpu(
     arrays: Sequence[np.ndarray], decoding: DecodeSpec
 ) -> Iterator[tuple[list[ResizedImage], list[tuple[int, ...]]]]:
-    assert decoding.size is not None
     images = [
-        ResizedImage(array, decoding.size, decoding.resize, nearest=decoding.nearest)
+        ResizedImage(array, decoding.geometry(*array.shape[:2]), decoding.filter)
         for array in arrays
     ]
     if images:
@@ -136,7 +135,8 @@ def _resize_on_cpu(
 def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[tuple[Any, Any]]:
     dali = decoders_for(decoding)
     for start in range(0, len(arrays), _RESIZE_BATCH):
-        images = dali.resize(list(arrays[start : start + _RESIZE_BATCH]))
+        batch = arrays[start : start + _RESIZE_BATCH]
+        images = dali.resize([(image, Region.whole(image)) for image in batch])
         yield images, images.shape()
 
 
@@ -169,11 +169,11 @@ class Batch:
     dali_rows : list of int
         Rows that DALI decodes.
     encoded : list of uint8 arrays
-        Encoded images of ``dali_rows``; with ``augment``, each with its region.
+        Encoded images of ``dali_rows``, each with its region if it has one.
     by_pillow : dict of int to Future
         Rows that Pillow decodes, already submitted to the thread pool.
     regions : dict of int to Region
-        With ``augment``, the region of each row that has an image.
+        The region of each row that has an image, if there are any.
     """
 
     rows: list[int] = field(default_factory=list)
@@ -276,15 +276,18 @@ class BatchPlanner:
         shape = parsed_shape(encoded)
         if shape is None:
             return None
-        if self.decoding.augment is not None and {*shape} != {header.height, header.width}:
+        if self.decoding.takes_regions and {*shape} != {header.height, header.width}:
             return None  # of an image of another size, the region is another one
         return encoded
 
     def _region(self, row: int, header: Header) -> Region | None:
         """The region of a row to decode; None for all of it."""
-        crop = self.decoding.augment
-        if crop is None or header.error is not None or not header.height or not header.width:
+        if header.error is not None or not header.height or not header.width:
             return None
+        crop = self.decoding.augment
+        if crop is None:
+            takes_regions = self.decoding.takes_regions
+            return Region(0, 0, header.height, header.width) if takes_regions else None
         return draw_region(crop, header.height, header.width, self.images.origin(row))
 
     def _nbytes(self, header: Header, region: Region | None) -> int:

@@ -105,7 +105,12 @@ class Region(NamedTuple):
     left: int
     height: int
     width: int
-    mirrored: bool
+    mirrored: bool = False
+
+    @classmethod
+    def whole(cls, image: np.ndarray, mirrored: bool = False) -> Region:
+        """All of an array (height, width, channels)."""
+        return cls(0, 0, image.shape[0], image.shape[1], mirrored)
 
     def of(self, image: np.ndarray) -> np.ndarray:
         """View of this part of an array (height, width, channels), not mirrored."""

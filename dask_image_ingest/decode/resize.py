@@ -1,4 +1,4 @@
-"""Resize decoded images on a CPU: bilinear with antialiasing, as Pillow's bilinear.
+"""Geometry of a resize, and the resize of decoded images on a CPU, antialiased as Pillow's.
 
 On a CPU, DALI's resize takes longer than the decode of a JPEG. This one writes the pixels straight
 into the partition's buffer.
@@ -7,8 +7,8 @@ into the partition's buffer.
 from __future__ import annotations
 
 import threading
-from math import ceil, floor, prod
-from typing import Any, Final, NamedTuple
+from math import ceil, floor, inf, prod
+from typing import Any, Final, Literal, NamedTuple
 
 import numpy as np
 from cykooz_resizer import (
@@ -21,6 +21,7 @@ from cykooz_resizer import (
     Resizer,
 )
 from numpy.typing import DTypeLike
+from PIL import Image
 
 from dask_image_ingest.decode.buffers import as_bytes
 
@@ -43,44 +44,63 @@ class ResizeGeometry(NamedTuple):
     start: tuple[int, int]
 
 
-def resize_geometry(height: int, width: int, size: tuple[int, ...], resize: str) -> ResizeGeometry:
-    """Geometry for an image of this height and width, equal to DALI's on a GPU.
+def resize_geometry(
+    height: int, width: int, size: tuple[int, ...], resize: str, crop_from: int | None = None
+) -> ResizeGeometry:
+    """Geometry for an image of this height and width: torchvision's, on a CPU and a GPU.
 
-    ``size`` and ``resize`` are those of a `DecodeSpec`.
+    Its ``Resize`` rounds the longer edge down, and its ``CenterCrop`` begins at the even one of two
+    middle pixels. ``size``, ``resize`` and ``crop_from`` are those of a `DecodeSpec`.
     """
     if resize == "stretch":
         return ResizeGeometry((size[0], size[1]), (size[0], size[1]), (0, 0))
-    # In float32 as DALI: in float64, one size in 10,000 differs by a pixel.
-    scale = _scale(np.float32(height), np.float32(width), size, resize)
-    whole = _times(height, scale), _times(width, scale)
+    rows, columns = size[0], size[-1]
+    if crop_from is not None:
+        rows = columns = crop_from
+    # The edge that is scaled to its size, so that the other one is not smaller, or not larger.
+    by_height = (rows * width >= columns * height) == (resize in ("crop", "shorter"))
+    if by_height:
+        whole = rows, max(1, rows * width // height)
+    else:
+        whole = max(1, columns * height // width), columns
     if resize in ("shorter", "longer"):
         return ResizeGeometry(whole, whole, (0, 0))
-    start = _half(whole[0] - size[0]), _half(whole[1] - size[1])
+    start = _middle(whole[0] - size[0]), _middle(whole[1] - size[1])
     return ResizeGeometry(whole, (size[0], size[1]), start)
 
 
-def _scale(height: np.float32, width: np.float32, size: tuple[int, ...], resize: str) -> np.float32:
-    if resize in ("shorter", "longer"):
-        edge = min(height, width) if resize == "shorter" else max(height, width)
-        return np.float32(size[0]) / edge
-    scales = np.float32(size[0]) / height, np.float32(size[1]) / width
-    return max(scales) if resize == "crop" else min(scales)
-
-
-def _times(edge: int, scale: np.float32) -> int:
-    return max(1, floor(np.float32(edge) * scale + np.float32(0.5)))
-
-
-def _half(pixels: int) -> int:
-    # Rounded away from zero, as DALI does.
-    return (pixels + 1) // 2 if pixels >= 0 else -((1 - pixels) // 2)
+def _middle(excess: int) -> int:
+    """Pixels to leave out before a crop, or negative, to pad before an image."""
+    return round(excess / 2) if excess >= 0 else -(-excess // 2)
 
 
 # Bytes that are resized at once: a limit, since the library copies its input.
 _BAND_BYTES = 2**23
 
-_BILINEAR = ResizeAlg.convolution(FilterType.bilinear)
-_CUBIC = ResizeAlg.convolution(FilterType.catmull_rom)
+#: Filter of a resize, antialiased; those of Pillow and torchvision of these names.
+Interpolation = Literal["bilinear", "bicubic", "lanczos"]
+
+
+class _Filter(NamedTuple):
+    algorithm: ResizeAlg
+    resampling: Image.Resampling
+    radius: int  # in pixels of the larger grid
+    # Largest scale of the second pass with which the library's rounding in the first pass would
+    # show: if few pixels have nearly all weight, their errors add up to more than 1.
+    rough_below: float
+
+
+_FILTERS: Final = {
+    "bilinear": _Filter(
+        ResizeAlg.convolution(FilterType.bilinear), Image.Resampling.BILINEAR, 1, 4 / 3
+    ),
+    "bicubic": _Filter(
+        ResizeAlg.convolution(FilterType.catmull_rom), Image.Resampling.BICUBIC, 2, inf
+    ),
+    "lanczos": _Filter(
+        ResizeAlg.convolution(FilterType.lanczos3), Image.Resampling.LANCZOS, 3, inf
+    ),
+}
 
 _PIXEL_TYPES: Final = {
     1: PixelType.U8,
@@ -88,6 +108,8 @@ _PIXEL_TYPES: Final = {
     3: PixelType.U8x3,
     4: PixelType.U8x4,
 }
+# Modes of Pillow in which each channel is resized alone: not by alpha.
+_MODES: Final = {1: "L", 2: "La", 3: "RGB", 4: "CMYK"}
 
 _thread = threading.local()
 
@@ -108,14 +130,15 @@ class ResizedImage:
     ----------
     image : array of uint8, shape (height, width, channels)
         NumPy, or an array that NumPy can view without a copy.
-    size, resize
-        As in `DecodeSpec`.
+    geometry
+        The scaled image, and its crop or padding.
+    interpolation
+        A filter; or ``"nearest"`` for the nearest pixel, then values may be of any type.
     extent
         Extent of the image in the array, if it was decoded at a reduced scale.
-    full : (int, int)
-        Its height and width in a full decode, if it was decoded at a reduced scale.
-    nearest
-        Take the nearest pixel rather than a mean; then values may be of any type.
+    exact
+        Whether each pixel is that of Pillow or next to it. Otherwise some in a million are further
+        away, and most images take half the time.
     mirrored
         Mirror the result left to right.
     """
@@ -123,22 +146,21 @@ class ResizedImage:
     def __init__(
         self,
         image: Any,
-        size: tuple[int, ...],
-        resize: str,
-        extent: Extent | None = None,
-        full: tuple[int, int] | None = None,
+        geometry: ResizeGeometry,
+        interpolation: Interpolation | Literal["nearest"] = "bilinear",
         *,
-        nearest: bool = False,
+        extent: Extent | None = None,
+        exact: bool = True,
         mirrored: bool = False,
     ) -> None:
         self._image = np.asarray(image)
         height, width, channels = self._image.shape
         self._extent = extent or Extent(0, 0, height, width)
-        full = full or (height, width)
-        self._geometry = resize_geometry(full[0], full[1], size, resize)
-        self._nearest = nearest
+        self._geometry = geometry
+        self._filter = None if interpolation == "nearest" else _FILTERS[interpolation]
+        self._exact = exact
         self._mirrored = mirrored
-        self.shape = (*self._geometry.shape, channels)
+        self.shape = (*geometry.shape, channels)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -174,10 +196,11 @@ class ResizedImage:
             result[...] = 0
         crop_start = max(0, start[0]), max(0, start[1])
         target = result[inner][:, ::-1] if self._mirrored else result[inner]
-        if self._nearest:
+        if self._filter is None:
             _copy(_nearest(self._image, whole, crop_start, target.shape), target)
         else:
-            _resize(self._image, self._extent, whole, crop_start, target)
+            passes = _Passes.of(self._image.shape, whole, self._filter, self._exact)
+            _resize(self._image, self._extent, passes, crop_start, target)
         return result
 
 
@@ -210,8 +233,9 @@ def resized_cubic(image: np.ndarray, shape: tuple[int, int]) -> np.ndarray:
     pixel_type = _PIXEL_TYPES[channels]
     pixels = ImageData(width, height, pixel_type, np.ascontiguousarray(image).tobytes())
     flat, result = (ImageData(columns, shape[0], pixel_type) for columns in (width, shape[1]))
-    _run(pixels, flat, CropBox(0, 0, width, height), _CUBIC)
-    _run(flat, result, CropBox(0, 0, width, shape[0]), _CUBIC)
+    cubic = _FILTERS["bicubic"].algorithm
+    _run(pixels, flat, CropBox(0, 0, width, height), cubic)
+    _run(flat, result, CropBox(0, 0, width, shape[0]), cubic)
     return np.frombuffer(result.get_buffer(), np.uint8).reshape(*shape, channels)
 
 
@@ -224,10 +248,32 @@ class _Span(NamedTuple):
     length: float  # length of the part in source pixels
 
 
+class _Passes(NamedTuple):
+    """The two passes of a resize, one for each axis."""
+
+    whole: tuple[int, int]  # height and width of the whole resized image
+    filter: _Filter
+    vertical_first: bool  # or if there is only one
+    exact: bool  # the first one is Pillow's
+
+    @classmethod
+    def of(
+        cls, shape: tuple[int, ...], whole: tuple[int, int], filter: _Filter, exact: bool
+    ) -> _Passes:
+        # Pillow's order matters, since each pass rounds: one value in six differs by 1.
+        shrunk = shape[0] - whole[0], shape[1] - whole[1]
+        if 0 in shrunk:
+            return cls(whole, filter, True, False)
+        vertical_first = shrunk[0] > 0 and shrunk[0] > 2 * shrunk[1]
+        last = 1 if vertical_first else 0
+        is_rough = shape[last] / whole[last] < filter.rough_below
+        return cls(whole, filter, vertical_first, exact and is_rough)
+
+
 def _resize(
     image: np.ndarray,
     extent: Extent,
-    whole: tuple[int, int],
+    passes: _Passes,
     start: tuple[int, int],
     out: np.ndarray,
 ) -> None:
@@ -239,58 +285,80 @@ def _resize(
         (height, width, channels); rows need not be contiguous.
     extent
         Extent of the image in its array.
-    whole
-        Height and width of the whole resized image.
     """
     height, width, channels = image.shape
     rows, columns = out.shape[:2]
+    whole, radius = passes.whole, passes.filter.radius
     if (height, width) == whole and extent == Extent(0, 0, height, width):
         _copy(image[start[0] : start[0] + rows, start[1] : start[1] + columns], out)
         return
     if channels not in _PIXEL_TYPES:  # more than four: the output of a transform
         for one in range(channels):
-            _resize(image[..., one : one + 1], extent, whole, start, out[..., one : one + 1])
+            _resize(image[..., one : one + 1], extent, passes, start, out[..., one : one + 1])
         return
-    across = _span(width, extent.left, extent.width / whole[1], start[1], columns)
+    if passes.exact:
+        narrowed, extent = _first_pass(image, passes, start, (rows, columns))
+        passes = passes._replace(vertical_first=True, exact=False)
+        _resize(narrowed, extent, passes, start, out)
+        return
+    across = _span(width, extent.left, extent.width / whole[1], start[1], columns, radius)
     pixels_per_row = max((across.stop - across.first) * height / whole[0], columns)
     band = min(rows, max(1, int(_BAND_BYTES / (pixels_per_row * channels))))
     for row in range(0, rows, band):
         count = min(band, rows - row)
-        down = _span(height, extent.top, extent.height / whole[0], start[0] + row, count)
+        first = start[0] + row
+        down = _span(height, extent.top, extent.height / whole[0], first, count, radius)
         source = image[down.first : down.stop, across.first : across.stop]
         part = out[row : row + band]
-        vertical_first = _vertical_first(image.shape, whole)
-        _copy(_resized(source, down, across, part.shape, vertical_first), part)
+        _copy(_resized(source, down, across, part.shape, passes), part)
 
 
-def _vertical_first(shape: tuple[int, ...], whole: tuple[int, int]) -> bool:
-    """True if the vertical pass comes first, as in the library, or if there is only one pass.
+def _first_pass(
+    image: np.ndarray, passes: _Passes, start: tuple[int, int], shape: tuple[int, int]
+) -> tuple[np.ndarray, Extent]:
+    """The first pass by Pillow: what the second one needs for a part of this start and shape.
 
-    The order is Pillow's. It matters, since each pass rounds: one value in six differs by 1.
+    All of the edge is resized, and cut afterwards. In a box, the weights have other errors, which
+    round values that lie half way between two.
     """
-    shrunk = shape[0] - whole[0], shape[1] - whole[1]
-    return 0 in shrunk or (shrunk[0] > 0 and shrunk[0] > 2 * shrunk[1])
+    axis = 0 if passes.vertical_first else 1  # of this pass
+    lines = image.swapaxes(0, 1) if axis == 0 else image
+    (length, width, channels), across = lines.shape, passes.whole[axis]
+    scale = length / passes.whole[1 - axis]
+    span = _span(length, 0, scale, start[1 - axis], shape[1 - axis], passes.filter.radius)
+    made = np.empty((span.stop - span.first, across, channels), np.uint8)
+    mode, band = _MODES[channels], max(1, _BAND_BYTES // (width * channels))
+    for first in range(span.first, span.stop, band):
+        some = np.ascontiguousarray(lines[first : min(first + band, span.stop)])
+        pixels = Image.frombuffer(mode, (width, len(some)), some, "raw", mode, 0, 1)
+        resized = pixels.resize((across, len(some)), passes.filter.resampling)
+        part = made[first - span.first :][: len(some)]
+        part[...] = np.asarray(resized).reshape(part.shape)
+    if axis == 0:
+        return made.swapaxes(0, 1), Extent(0, -span.first, across, length)
+    return made, Extent(-span.first, 0, length, across)
 
 
 def _resized(
-    source: np.ndarray, down: _Span, across: _Span, shape: tuple[int, ...], vertical_first: bool
+    source: np.ndarray, down: _Span, across: _Span, shape: tuple[int, ...], passes: _Passes
 ) -> np.ndarray:
     """Resize the spanned part of ``source`` to ``shape``."""
     height, width, channels = source.shape
-    pixel_type = _PIXEL_TYPES[channels]
+    kind, algorithm = _PIXEL_TYPES[channels], passes.filter.algorithm
     # tobytes() of a part that is not contiguous would copy pixel by pixel.
-    pixels = ImageData(width, height, pixel_type, np.ascontiguousarray(source).tobytes())
-    result = ImageData(shape[1], shape[0], pixel_type)
-    if vertical_first:
-        _run(pixels, result, CropBox(across.start, down.start, across.length, down.length))
+    pixels = ImageData(width, height, kind, np.ascontiguousarray(source).tobytes())
+    result = ImageData(shape[1], shape[0], kind)
+    if passes.vertical_first:  # as in the library
+        box = CropBox(across.start, down.start, across.length, down.length)
+        _run(pixels, result, box, algorithm)
     else:
-        narrowed = ImageData(shape[1], height, pixel_type)
-        _run(pixels, narrowed, CropBox(across.start, 0, across.length, height))
-        _run(narrowed, result, CropBox(0, down.start, shape[1], down.length))
+        narrowed = ImageData(shape[1], height, kind)
+        _run(pixels, narrowed, CropBox(across.start, 0, across.length, height), algorithm)
+        _run(narrowed, result, CropBox(0, down.start, shape[1], down.length), algorithm)
     return np.frombuffer(result.get_buffer(), np.uint8).reshape(shape)
 
 
-def _run(source: ImageData, out: ImageData, box: CropBox, algorithm: ResizeAlg = _BILINEAR) -> None:
+def _run(source: ImageData, out: ImageData, box: CropBox, algorithm: ResizeAlg) -> None:
     # One per thread: a resizer has a lock and its own buffers.
     resizer = getattr(_thread, "resizer", None)
     if resizer is None:
@@ -298,13 +366,14 @@ def _run(source: ImageData, out: ImageData, box: CropBox, algorithm: ResizeAlg =
     resizer.resize(source, out, ResizeOptions(algorithm, use_alpha=False, crop_box=box))
 
 
-def _span(length: int, origin: float, scale: float, start: int, count: int) -> _Span:
+def _span(length: int, origin: float, scale: float, start: int, count: int, radius: int) -> _Span:
     """Source pixels, of ``length``, for ``count`` resized pixels from ``start`` on.
 
-    Resized pixel 0 begins at ``origin``, and each covers ``scale`` source pixels.
+    Resized pixel 0 begins at ``origin``, and each covers ``scale`` source pixels. ``radius`` is
+    that of the filter, in pixels of the larger grid.
     """
-    radius = max(scale, 1)
-    first = max(0, floor(origin + (start + 0.5) * scale - radius))
-    stop = min(length, ceil(origin + (start + count - 0.5) * scale + radius))
+    reach = radius * max(scale, 1)
+    first = max(0, floor(origin + (start + 0.5) * scale - reach))
+    stop = min(length, ceil(origin + (start + count - 0.5) * scale + reach))
     begin = max(0.0, origin + start * scale - first)
     return _Span(first, stop, begin, min(count * scale, stop - first - begin))

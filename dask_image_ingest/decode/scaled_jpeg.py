@@ -21,7 +21,7 @@ from dask_image_ingest.decode.formats import SWAPPED, BadImage, Header, read_sto
 from dask_image_ingest.decode.pillow import decode_reduced, upright
 from dask_image_ingest.decode.planner import DecoderSet
 from dask_image_ingest.decode.random_crop import Region
-from dask_image_ingest.decode.resize import Extent, ResizedImage, resize_geometry
+from dask_image_ingest.decode.resize import Extent, ResizedImage
 
 # Scales of libjpeg-turbo that are faster than a full decode.
 _FACTORS = (8, 4, 2)
@@ -96,21 +96,19 @@ class ScaledDecoder:
         extent = _extent(image.shape, full, factor, stored.orientation)
         if region is not None:
             image, extent = _cropped(image, extent, region, factor)
-        assert self._decoding.size is not None
         return ResizedImage(
             image,
-            self._decoding.size,
-            self._decoding.resize,
-            extent,
-            part,
+            self._decoding.geometry(*part),
+            self._decoding.filter,
+            extent=extent,
+            exact=False,
             mirrored=region is not None and region.mirrored,
         )
 
 
 def reduction(height: int, width: int, decoding: DecodeSpec) -> int:
     """Factor by which to reduce a JPEG of this upright shape in the decode: 1, 2, 4 or 8."""
-    assert decoding.size is not None
-    target = resize_geometry(height, width, decoding.size, decoding.resize).whole
+    target = decoding.geometry(height, width).whole
     limit = min(height / target[0], width / target[1]) / _MARGIN
     return next((factor for factor in _FACTORS if factor <= limit), 1)
 

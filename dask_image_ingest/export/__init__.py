@@ -1,7 +1,9 @@
 """Export of a frame's samples, with their original bytes.
 
-In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files. Shards are planned
-from keys and offsets only (``plan/``); then one task per shard copies byte ranges: `write_shards`.
+In: a frame whose rows refer to samples. Out: WebDataset shards or parquet files. A frame is
+computed once (``staging.py``), shards are planned from its keys and offsets (``shard_plan.py``),
+then one task per shard copies byte ranges (``write_shards.py``). Start reading at `run_export` in
+``to_webdataset.py``.
 """
 
 from dask_image_ingest.export.members import Encode, json_texts

@@ -24,7 +24,11 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import check_choice, whole_number
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.export.stored_images import FORMATS, STORED_EXTENSIONS, ImageOrigin
+from dask_image_ingest.export.stored_images import (
+    FORMAT_OF_EXTENSION,
+    STORED_EXTENSIONS,
+    ImageOrigin,
+)
 from dask_image_ingest.frames import (
     is_bytes,
     is_list,
@@ -110,7 +114,7 @@ class ColumnMember:
     @property
     def format(self) -> str:
         """The image format, by the extension."""
-        return FORMATS[self.extension.rpartition(".")[2]]
+        return FORMAT_OF_EXTENSION[self.extension.rpartition(".")[2]]
 
     def as_json(self) -> list[Any]:
         """Its columns and settings as JSON types."""
@@ -294,11 +298,11 @@ def _column_member(
 def _pixel_member(extension: str, encode: Encode, origin: ImageOrigin) -> ColumnMember:
     """A member of encoded pixels; the sample's own image if the extension has a single part."""
     column = encode.column
-    format_ = FORMATS.get(extension.rpartition(".")[2])
+    format_ = FORMAT_OF_EXTENSION.get(extension.rpartition(".")[2])
     if format_ is None:
         raise ArgumentError(
             f"members= makes {extension!r} of the images in {column!r}: choose an extension "
-            f"that ends with {', '.join(FORMATS)}, which says how they are encoded"
+            f"that ends with {', '.join(FORMAT_OF_EXTENSION)}, which says how they are encoded"
         )
     advice = f"members={{{origin.extension(column)!r}: {column!r}}}"
     if origin.is_exact and format_ != "png":

@@ -34,12 +34,13 @@ from dask_image_ingest.decode import DecodeSpec, Header, Mode
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import operation_name
 from dask_image_ingest.frames import backend_of
+from dask_image_ingest.ops import ENCODED_FORMATS
 from dask_image_ingest.storage import SIGNATURE_BYTES, image_format
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.view import references_of_images
 
 #: Last part of a member's extension → format of encoded pixels.
-FORMATS: Final = {"jpg": "jpeg", "jpeg": "jpeg", "png": "png", "webp": "webp"}
+FORMAT_OF_EXTENSION: Final = {"jpg": "jpeg", **{name: name for name in ENCODED_FORMATS}}
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,7 @@ class ImageOrigin:
             return "png" if lossless else "jpg"
         first = self.extensions[0] if self.extensions else f"{column}.png".lower()
         stem, _, kind = first.rpartition(".")
-        kept = kind == "png" or (not lossless and kind in FORMATS)
+        kept = kind == "png" or (not lossless and kind in FORMAT_OF_EXTENSION)
         return first if kept else f"{stem or column.lower()}.png"
 
 

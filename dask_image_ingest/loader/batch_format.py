@@ -201,6 +201,7 @@ def rows_of(
     ArgumentError
         If another column has values that its dtype can't hold, such as null integers.
     """
+    # The index is not that of the user's frame, if the rows were decoded from references.
     names = image_columns(frame)
     names = list(dict.fromkeys(names if image is None else [image, *names]))
     images = {name: backend.arrays(frame[name]) for name in names}
@@ -216,28 +217,29 @@ def rows_of(
     return BatchRows(len(present), images, columns), present
 
 
-# A partition that is being read: waits for it.
-Reading = Callable[[], Any]
+# A partition that is being read: a call waits for it.
+PendingPartition = Callable[[], Any]
 
 # Takes rows with images from a frame, with their numbers: `rows_of` with some of its arguments.
 RowsOf = Callable[[Any], tuple[BatchRows, np.ndarray]]
 
-# Waits for rows: those that have an image, and the places of these among all.
-Result = Callable[[], tuple[BatchRows, np.ndarray]]
+# Rows that are being read: a call waits for those that have an image, and for the places of these
+# among all.
+PendingRows = Callable[[], tuple[BatchRows, np.ndarray]]
 
 
 class HeldPartition:
     """A computed partition; its rows are taken when they are first asked for."""
 
-    def __init__(self, reading: Reading, rows_of: RowsOf) -> None:
-        self._reading: Reading | None = reading
+    def __init__(self, pending: PendingPartition, rows_of: RowsOf) -> None:
+        self._pending: PendingPartition | None = pending
         self._rows_of = rows_of
 
     @functools.cached_property
     def rows_and_places(self) -> tuple[BatchRows, np.ndarray]:
         """The rows that have an image, and the number of each row of all among them, else -1."""
-        assert self._reading is not None
-        frame, self._reading = self._reading(), None
+        assert self._pending is not None
+        frame, self._pending = self._pending(), None
         rows, present = self._rows_of(frame)
         places = np.full(len(frame), -1)
         places[present] = np.arange(len(present))

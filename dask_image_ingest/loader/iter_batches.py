@@ -29,7 +29,7 @@ from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     Format,
-    Result,
+    PendingRows,
     batch_of,
     converter,
     parse_normalize,
@@ -37,7 +37,7 @@ from dask_image_ingest.loader.batch_format import (
 )
 from dask_image_ingest.loader.order import (
     CHUNK,
-    READERS,
+    PLACES,
     BucketedEpoch,
     Epoch,
     Rows,
@@ -57,8 +57,10 @@ from dask_image_ingest.loader.source import (
 )
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
-# of a DataLoader, of which each has its own, take half as many.
+# of a DataLoader, of which each has its own, take half as many. A GPU takes several batches, so
+# that it decodes one while the host prepares the next.
 _PIECE_ROWS, _PIECE_BYTES = 256, 64 << 20
+_GPU_BATCHES = 4
 
 # Of a server, images of so many times the steps done so far are fetched ahead, until these are all
 # of a chunk: the first step waits for its own images alone.
@@ -252,6 +254,11 @@ class Batches:
         return self._position_at(self._plan.after(self._first_row, steps))
 
     @property
+    def is_on_gpu(self) -> bool:
+        """True if images are decoded on a GPU, or lie there."""
+        return self._backend.device == "gpu"
+
+    @property
     def is_at_end(self) -> bool:
         """True if no step of the epoch begins at ``start=``."""
         return self._is_end(self._first_row)
@@ -302,8 +309,8 @@ class Batches:
             weights = None
             if schedule.sampling is not None:
                 weights = schedule.sampling.weights(self._column(schedule.sampling.column), length)
-            readers = READERS if schedule.shuffle is None else self._readers(number)
-            streams.append(Stream(counts, schedule.shuffle, readers, weights, number))
+            places = PLACES if schedule.shuffle is None else self._places(number)
+            streams.append(Stream(counts, schedule.shuffle, places, weights, number))
         if schedule.shares is not None:
             seed = schedule.shuffle or 0
             return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
@@ -323,17 +330,17 @@ class Batches:
         (source,) = self._sources
         return once(self._facts, ("column", name), functools.partial(source.column, name))
 
-    def _readers(self, number: int) -> int:
-        """Places from which a shuffle reads: many, unless each holds a decoded partition."""
+    def _places(self, number: int) -> int:
+        """Number of places from which a shuffle reads: fewer if each holds a decoded partition."""
         counts, source = self._counts[number], self._sources[number]
         if not counts.any() or isinstance(self._sources_to_read[number], ReferenceSource):
-            return READERS
+            return PLACES
         first = int(np.argmax(counts > 0))
         row_bytes = source.known_row_bytes or once(
             self._facts, ("bytes of a row", number), lambda: source.row_bytes(first)
         )
         partition = row_bytes * counts.sum() / np.count_nonzero(counts)
-        return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, READERS))
+        return int(np.clip(_HELD_BYTES // partition, _LEAST_HELD, PLACES))
 
     @functools.cached_property
     def _sources_to_read(self) -> list[FrameSource]:
@@ -346,7 +353,7 @@ class Batches:
             return references
         first = np.zeros(1, np.int64)
         draw = draws_of(self._schedule.shuffle or 0, self._epoch, first, number)
-        return source.drawn(int(draw[0]))
+        return source.with_draw(int(draw[0]))
 
     def __repr__(self) -> str:
         shuffle = self._schedule.shuffle
@@ -492,14 +499,14 @@ class Batches:
             finally:
                 ahead.clear()
 
-    def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[Result]]]:
+    def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[PendingRows]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
         coming = _Coming(self._steps())
         count, done, most = 1, 0, None
         while steps := coming.take(count):
             following = 0 if most is None else min(2 * count, most)
             next_row = steps[-1].next_row
-            in_use = None if self._is_end(next_row) else self._plan.open_at(next_row)
+            in_use = None if self._is_end(next_row) else self._plan.in_use_at(next_row)
             results = []
             for frame, reader in enumerate(readers):
                 held = None if in_use is None else in_use[frame]
@@ -519,7 +526,7 @@ class Batches:
     @property
     def _horizon(self) -> int:
         """Steps of this process in which the rows of a chunk come."""
-        return math.ceil(READERS * CHUNK / self._plan.size / self._share.workers)
+        return math.ceil(PLACES * CHUNK / self._plan.size / self._share.workers)
 
     def _steps(self) -> Iterator[_Step]:
         """The next steps of this process."""
@@ -535,6 +542,8 @@ class Batches:
             for source, reader in zip(self._sources, readers, strict=True)
         )
         rows = min(_PIECE_ROWS, _PIECE_BYTES / row_bytes) / min(2, self._share.workers)
+        if self.is_on_gpu:
+            rows *= _GPU_BATCHES
         return max(1, int(rows // self._size))
 
 

@@ -21,7 +21,7 @@ _PARTITIONS, _ROWS, _MIX, _SAMPLE, _TURNS = range(5)
 
 # Places of a shuffle's line of shards that are read at the same time; divisible by most numbers of
 # ranks.
-READERS = 64
+PLACES = 64
 
 # Neighbouring places, of which one comes in each part of a round.
 _NEAR = 4
@@ -71,7 +71,7 @@ class _Shuffled:
     by chunk, in random order, and those of a chunk in random order.
     """
 
-    def __init__(self, counts: np.ndarray, seed: Sequence[int], readers: int) -> None:
+    def __init__(self, counts: np.ndarray, seed: Sequence[int], places: int) -> None:
         self._seed = tuple(seed)
         line = self._generator(_PARTITIONS).permutation(len(counts))
         line = line[counts[line] > 0]
@@ -80,7 +80,7 @@ class _Shuffled:
         # The number of a partition's first row, in the line's order.
         self._first = (np.cumsum(counts) - counts)[line]
         total = int(counts.sum())
-        self._places = max(1, min(readers, total))
+        self._places = max(1, min(places, total))
         self._edges = np.arange(self._places + 1) * total // self._places
         self._lengths = np.diff(self._edges)
         self._total = total
@@ -105,6 +105,7 @@ class _Shuffled:
         index = np.searchsorted(self._ends, at, "right")
         begin = np.maximum(self._starts[index], self._edges[place])
         numbers = np.empty(len(at), np.int64)
+        # A piece is what a place has of one partition: its rows are permuted once, for all rounds.
         pieces, piece_of = np.unique(np.stack([begin, index, place]), axis=1, return_inverse=True)
         piece_of = piece_of.reshape(-1)
         for number, (first, at_index, at_place) in enumerate(pieces.T.tolist()):
@@ -123,14 +124,14 @@ class _Shuffled:
         """
         random = self._generator(_TURNS, number)
         places = np.flatnonzero(self._lengths > number)
-        if self._total <= READERS:
+        if self._total <= PLACES:
             return random.permutation(places)
         groups = np.split(places, np.arange(_NEAR, len(places), _NEAR))
         part = np.concatenate([random.permutation(len(group)) for group in groups])
         return places[np.lexsort([random.random(len(places)), part])]
 
-    def open_at(self, position: int) -> np.ndarray:
-        """A row of the partition at which each place is at a position."""
+    def in_use_at(self, position: int) -> np.ndarray:
+        """Numbers of rows whose partitions are in use at a position: one of each place."""
         at = np.minimum(self._edges[:-1] + position // self._places, self._edges[1:] - 1)
         index = np.searchsorted(self._ends, at, "right")
         row: np.ndarray = self._first[index] + at - self._starts[index]
@@ -161,8 +162,8 @@ class Stream:
         Rows of each partition: int64 (partitions,).
     seed
         Seed of the shuffle; None for the order of the frame.
-    readers
-        Places from which a shuffle reads.
+    places
+        Number of places from which a shuffle reads.
     weights
         Draw the rows of each pass; None for all rows.
     frame
@@ -173,14 +174,14 @@ class Stream:
         self,
         counts: np.ndarray,
         seed: int | None,
-        readers: int,
+        places: int,
         weights: Weights | None = None,
         frame: int = 0,
     ) -> None:
         self.length = int(counts.sum()) if weights is None else weights.length
         self._counts = counts
         self._seed = seed
-        self._readers = readers
+        self._places = places
         self._weights = weights
         self._frame = frame
         self._pass = functools.lru_cache(2)(self._make_pass)
@@ -207,13 +208,13 @@ class Stream:
             numbers = selected[numbers]
         return Rows(numbers, draws_of(self._seed or 0, number, repetitions, self._frame), places)
 
-    def open_at(self, position: int) -> np.ndarray:
+    def in_use_at(self, position: int) -> np.ndarray:
         """Numbers of rows whose partitions are in use at a position."""
         if not self.length:
             return np.empty(0, np.int64)
         number, at = divmod(position, self.length)
         shuffled, selected = self._pass(number)
-        rows = np.array([at]) if shuffled is None else shuffled.open_at(at)
+        rows = np.array([at]) if shuffled is None else shuffled.in_use_at(at)
         return rows if selected is None else selected[rows]
 
     def _make_pass(self, number: int) -> tuple[_Shuffled | None, np.ndarray | None]:
@@ -226,13 +227,13 @@ class Stream:
             counts = np.diff(np.searchsorted(selected, edges))
         if self._seed is None:
             return None, selected
-        return _Shuffled(counts, (self._seed, number), self._readers), selected
+        return _Shuffled(counts, (self._seed, number), self._places), selected
 
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed."""
         weights = self._weights
         drawn = [] if weights is None else [weights.values, np.array([weights.replacement])]
-        return _digest(self._counts, np.array([self._readers]), *drawn)
+        return _digest(self._counts, np.array([self._places]), *drawn)
 
 
 def draws_of(seed: int, number: int, repetitions: np.ndarray, frame: int = 0) -> np.ndarray:
@@ -303,10 +304,10 @@ class Epoch:
         """Height and width of the images of the step at ``row``; None for those of the read."""
         return None
 
-    def open_at(self, row: int) -> list[np.ndarray] | None:
+    def in_use_at(self, row: int) -> list[np.ndarray] | None:
         """Rows of each frame whose partitions are in use after ``row`` rows; None for all."""
         edges = self._edges(row)
-        return [stream.open_at(edge) for stream, edge in zip(self._streams, edges, strict=True)]
+        return [stream.in_use_at(edge) for stream, edge in zip(self._streams, edges, strict=True)]
 
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed and the epoch."""
@@ -378,7 +379,7 @@ class BucketedEpoch(Epoch):
         height, width = self._shapes[self._number(row)].tolist()
         return height, width
 
-    def open_at(self, row: int) -> None:
+    def in_use_at(self, row: int) -> None:
         return None  # rows wait until their bucket is full
 
     def digest(self) -> str:
@@ -416,6 +417,11 @@ _DRAWN = 1024
 def _taken(
     lengths: np.ndarray, size: int, shares: np.ndarray, random: np.random.Generator, longest: bool
 ) -> np.ndarray:
+    """Rows taken of each stream before each step, and after the last: (steps + 1, streams).
+
+    Steps are drawn many at once, up to the first in which a stream ends. That one takes what is
+    left of the stream, and fills up from the others if ``longest``; then drawing goes on.
+    """
     taken = np.zeros(len(lengths), np.int64)
     tables = [taken[None]]
     while (taken < lengths).all() or (longest and (taken < lengths).any()):
@@ -428,6 +434,7 @@ def _taken(
         taken = table[whole - 1] if whole else taken
         if whole == _DRAWN:
             continue
+        # The step in which a stream ends.
         before, taken = taken, np.minimum(taken + drawn[whole], lengths)
         while longest and (missing := size - int((taken - before).sum())) and any(taken < lengths):
             active = shares * (taken < lengths)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.loader.batch_format import Result, RowsOf
+from dask_image_ingest.loader.batch_format import PendingRows, RowsOf
 from dask_image_ingest.loader.order import CHUNK, Rows
 from dask_image_ingest.loader.source import FrameSource, check_count
 
@@ -41,12 +41,12 @@ class Reader:
         # Numbers of the rows that are being fetched and were not started, in order.
         self._fetched = np.empty(0, np.int64)
 
-    def start(self, rows: Rows, shape: tuple[int, int] | None) -> Result:
+    def start(self, rows: Rows, shape: tuple[int, int] | None) -> PendingRows:
         """Start to read rows.
 
         ``shape`` is the height and width to which they are decoded; None for that of the read.
         """
-        parts, order = self._parts(rows.numbers)
+        parts, order = self._by_partition(rows.numbers)
         self._fetched = np.setdiff1d(self._fetched, rows.numbers)
         return self._source.take(parts, order, rows.draws, shape, self._rows_of)
 
@@ -86,7 +86,7 @@ class Reader:
         groups.sort(key=lambda group: min(place.get(row, len(soon)) for row in group.tolist()))
         for group in groups:
             partition = int(self._partition_of(group[:1])[0])
-            self._source.fetch(self._part(partition), group - self._starts[partition])
+            self._source.fetch(self._held(partition), group - self._starts[partition])
         self._fetched = np.union1d(self._fetched, rows)
 
     def _chunk_of(self, numbers: np.ndarray) -> np.ndarray:
@@ -98,7 +98,7 @@ class Reader:
     @functools.cached_property
     def _chunk(self) -> int:
         """Rows of a chunk that are fetched together."""
-        mean = self._source.encoded_bytes(self._part(self._first_partition))
+        mean = self._source.encoded_bytes(self._held(self._first_partition))
         return int(np.clip(_CHUNK_BYTES // max(1.0, mean), 1, CHUNK))
 
     @property
@@ -107,29 +107,31 @@ class Reader:
         return int(np.argmax(self._ends > self._starts))
 
     def _partition_of(self, rows: np.ndarray) -> np.ndarray:
+        """The number of each row's partition."""
         return np.searchsorted(self._ends, rows, "right")
 
-    def _parts(self, rows: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
+    def _by_partition(self, rows: np.ndarray) -> tuple[list[tuple[Any, np.ndarray]], np.ndarray]:
         """Each partition with its rows to take, and the order of all these rows.
 
         Without rows, as a rank may be in the last step, no row of the first partition.
         """
         if not len(rows):
-            return [(self._part(0), rows)], rows
+            return [(self._held(0), rows)], rows
         partition = self._partition_of(rows)
         by_partition = np.argsort(partition, kind="stable")
         order = np.empty(len(rows), np.int64)
         order[by_partition] = np.arange(len(rows))
         distinct, begins = np.unique(partition[by_partition], return_index=True)
         parts = [
-            (self._part(number), rows[places] - self._starts[number])
+            (self._held(number), rows[places] - self._starts[number])
             for number, places in zip(
                 distinct.tolist(), np.split(by_partition, begins[1:]), strict=True
             )
         ]
         return parts, order
 
-    def _part(self, number: int) -> Any:
+    def _held(self, number: int) -> Any:
+        """A partition, which is read when it is first asked for."""
         if number not in self._partitions:
             future = self._source.read(number)
             counted = int(self._ends[number] - self._starts[number])

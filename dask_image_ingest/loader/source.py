@@ -56,8 +56,8 @@ from dask_image_ingest.frames import (
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     HeldPartition,
-    Reading,
-    Result,
+    PendingPartition,
+    PendingRows,
     RowsOf,
     as_pandas,
     rows_in_order,
@@ -153,9 +153,9 @@ class FrameSource:
         done.set_result(self._frame)
         return done
 
-    def hold(self, reading: Reading, rows_of: RowsOf) -> Any:
+    def hold(self, pending: PendingPartition, rows_of: RowsOf) -> Any:
         """A partition that is being read, in the form in which `take` needs it."""
-        return HeldPartition(reading, rows_of)
+        return HeldPartition(pending, rows_of)
 
     def take(
         self,
@@ -164,7 +164,7 @@ class FrameSource:
         draws: np.ndarray,
         shape: tuple[int, int] | None,
         rows_of: RowsOf,
-    ) -> Result:
+    ) -> PendingRows:
         """Start to take rows of several partitions.
 
         Parameters
@@ -199,11 +199,11 @@ class FrameSource:
         """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
         return 1.0
 
-    def encoded_bytes(self, part: Reading) -> float:
+    def encoded_bytes(self, part: PendingPartition) -> float:
         """Encoded bytes of a row of a partition, on average; if `fetches_ahead`."""
         raise NotImplementedError
 
-    def fetch(self, part: Reading, rows: np.ndarray) -> None:
+    def fetch(self, part: PendingPartition, rows: np.ndarray) -> None:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         raise NotImplementedError
 
@@ -211,7 +211,7 @@ class FrameSource:
         """Source of the same rows before their decode; None unless the decode is the last step."""
         return None
 
-    def drawn(self, draw: int) -> FrameSource:
+    def with_draw(self, draw: int) -> FrameSource:
         """The same rows, with other random numbers of the augmentations that are yet to come."""
         return self
 
@@ -366,7 +366,7 @@ class LazySource(FrameSource):
         decode = last_decode(self._rows.expr)
         return None if decode is None else ReferenceSource(decode, self.image)
 
-    def drawn(self, draw: int) -> FrameSource:
+    def with_draw(self, draw: int) -> FrameSource:
         expr = with_draw(self._frame.expr, draw)
         if expr._name == self._frame.expr._name:
             return self
@@ -454,11 +454,11 @@ class ReferenceSource(LazySource):
             self._gathering.shutdown(wait=False)
             self._reading.shutdown(wait=False)
 
-    def encoded_bytes(self, part: Reading) -> float:
+    def encoded_bytes(self, part: PendingPartition) -> float:
         assert self._ahead is not None
         return self._ahead.mean_size(part())
 
-    def fetch(self, part: Reading, rows: np.ndarray) -> None:
+    def fetch(self, part: PendingPartition, rows: np.ndarray) -> None:
         ahead = self._ahead
         assert ahead is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
@@ -469,17 +469,17 @@ class ReferenceSource(LazySource):
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
-    def hold(self, reading: Reading, rows_of: RowsOf) -> Reading:
-        return reading
+    def hold(self, pending: PendingPartition, rows_of: RowsOf) -> PendingPartition:
+        return pending
 
     def take(
         self,
-        parts: Sequence[tuple[Reading, np.ndarray]],
+        parts: Sequence[tuple[PendingPartition, np.ndarray]],
         order: np.ndarray,
         draws: np.ndarray,
         shape: tuple[int, int] | None,
         rows_of: RowsOf,
-    ) -> Result:
+    ) -> PendingRows:
         decode = (self._last if shape is None else self._last.resized(shape)).function
         seeds = draws if self._last.is_random and draws.any() else None
         rows = self._gathering.submit(_gather, parts, order)
@@ -512,7 +512,7 @@ class ReferenceSource(LazySource):
         return future
 
 
-def _gather(parts: Sequence[tuple[Reading, np.ndarray]], order: np.ndarray) -> Any:
+def _gather(parts: Sequence[tuple[PendingPartition, np.ndarray]], order: np.ndarray) -> Any:
     frames = [part().iloc[rows] for part, rows in parts]
     rows = frames[0] if len(frames) == 1 else concat(frames)
     return rows.iloc[order].reset_index(drop=True)

@@ -6,6 +6,7 @@ Lazy frames run the same functions on each partition.
 
 from dask_image_ingest.ops.batch_function import call_once, unwrapped
 from dask_image_ingest.ops.images import (
+    ENCODED_FORMATS,
     add_levels,
     encode,
     encoded_images,
@@ -29,6 +30,7 @@ from dask_image_ingest.ops.map_rows import make_row_map
 from dask_image_ingest.ops.row_journal import journal_owner, journaled
 
 __all__ = [
+    "ENCODED_FORMATS",
     "BatchMap",
     "InputColumn",
     "MapBatches",

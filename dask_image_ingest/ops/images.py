@@ -199,8 +199,8 @@ def first_row(frame: DataFrame) -> Any:
     return frame[frame[frame.columns[0]].notna()].head(1)
 
 
-# Numbers of channels: grey, grey and alpha, RGB, RGBA.
-_CHANNELS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
+#: Formats that pixels are encoded in → numbers of channels: grey, grey and alpha, RGB, RGBA.
+ENCODED_FORMATS: Final = {"jpeg": (1, 3), "png": (1, 2, 3, 4), "webp": (1, 2, 3, 4)}
 
 
 def small_images(
@@ -287,7 +287,7 @@ def encode(array: np.ndarray, format: str, quality: int, **options: Any) -> byte
             "takes uint8; png takes uint16 of one channel too. Make such images first with "
             "map_batches, or write them as parquet, which keeps any"
         )
-    channels, supported = array.shape[2], _CHANNELS[format]
+    channels, supported = array.shape[2], ENCODED_FORMATS[format]
     if channels not in supported:
         raise ArgumentError(
             f"encode: an image has {channels} channels, and {format} takes "

@@ -2,12 +2,14 @@
 
 import os
 import sys
+import threading
 import types
 
 import pytest
 from distributed import Client, LocalCluster
 
-from dask_image_ingest.cluster.prepare import broken_gpu
+from dask_image_ingest.cluster import prepare
+from dask_image_ingest.cluster.prepare import LeaveBrokenGpu, broken_gpu
 
 
 class CudaError(RuntimeError):
@@ -45,6 +47,32 @@ def test_errors_that_last_are_known_by_their_number(monkeypatch, status):
     with pytest.raises(CudaError):
         break_gpu(status)
     assert (broken_gpu() is not None) == (status >= 700)
+
+
+def test_a_busy_gpu_does_not_hold_up_the_event_loop_of_its_worker(monkeypatch):
+    done, asked = threading.Event(), []
+
+    def synchronize():
+        asked.append(threading.current_thread())
+        assert done.wait(60)
+
+    runtime = types.SimpleNamespace(deviceSynchronize=synchronize, CUDARuntimeError=CudaError)
+    cupy = types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime))
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(prepare, "_ANSWER_TIMEOUT", 0.01)
+    task = types.SimpleNamespace(exception_text="CUDA error: out of memory")
+    state = types.SimpleNamespace(tasks={"key": task})
+    plugin = LeaveBrokenGpu()
+    plugin.setup(types.SimpleNamespace(state=state, nanny="tcp://nanny", address="tcp://worker"))
+    try:
+        for _ in range(3):  # it is asked once
+            plugin.transition("key", "executing", "error")
+    finally:
+        done.set()
+    (thread,) = asked
+    assert thread.daemon
+    thread.join(60)
+    assert not thread.is_alive()
 
 
 @pytest.mark.slow

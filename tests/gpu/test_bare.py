@@ -46,7 +46,6 @@ def test_pixels_of_the_host_come_into_one_buffer(predicted):
     np.testing.assert_array_equal(buffer.finish().get(), want)
 
 
-@pytest.mark.card
 def test_they_are_right_and_do_not_wait_for_a_busy_default_stream():
     from dask_image_ingest.frames.cudf.pixels import DevicePixels
 

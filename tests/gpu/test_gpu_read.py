@@ -77,7 +77,6 @@ def test_pixels_never_visit_the_host(client, shards):
     assert copied["read"]["device to device"] <= 1.01 * copied["pixels"]
 
 
-@pytest.mark.card
 def test_decoding_does_not_wait_for_what_is_queued_on_the_default_stream(client, shards):
     """As the kernels of a training step are, which torch queues there."""
     busy = on_worker(client, gpu_probes.copies_beside_a_backlog, shards[0])

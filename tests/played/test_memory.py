@@ -158,10 +158,39 @@ print(type(ddf.compute().images.arrays()[0]).__module__)
 """
 
 
-def test_the_first_conversion_of_a_process_knows_images(shard):
+def run_alone(code, argument):
+    """The words that a program prints in a process of its own."""
     paths = [str(Path(__file__).parent), str(Path(dii.__file__).parents[1])]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)}
     done = subprocess.run(
-        [sys.executable, "-c", FRESH, str(shard)], env=environment, capture_output=True, text=True
+        [sys.executable, "-c", code, str(argument)],
+        env=environment,
+        capture_output=True,
+        text=True,
     )
-    assert done.stdout.split() == ["cupy"], done.stderr
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_the_first_conversion_of_a_process_knows_images(shard):
+    assert run_alone(FRESH, shard) == ["cupy"]
+
+
+POOL = """
+import simulated.plugin, rmm, sys
+if sys.argv[1] == "managed":
+    rmm.mr.set_current_device_resource(rmm.mr.ManagedMemoryResource())
+if sys.argv[1] == "worker":
+    from distributed import Worker
+    Worker._instances = ["a worker"]
+import dask_image_ingest.frames.cudf.backend
+print(type(rmm.mr.get_current_device_resource()).__name__)
+"""
+
+
+@pytest.mark.parametrize(
+    ("process", "resource"),
+    [("new", "Pool"), ("managed", "ManagedMemoryResource"), ("worker", "CudaMemoryResource")],
+)
+def test_a_process_without_a_resource_of_its_own_gets_a_pool(process, resource):
+    assert run_alone(POOL, process) == [resource]

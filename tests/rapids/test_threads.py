@@ -13,6 +13,7 @@ from dask_image_ingest.dataset.scan import decode_rows
 from dask_image_ingest.decode.dali import current_device
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.cudf import backend as backend_module
+from dask_image_ingest.frames.cudf.backend import CudfBackend
 from dask_image_ingest.loader import source
 from dask_image_ingest.loader.source import LazySource
 
@@ -65,3 +66,12 @@ def test_frames_arrive_on_the_gpu_of_the_thread_that_asks_for_them(runtime, tmp_
 async def devices_of_dask():
     """The devices of its threads that deserialize."""
     return current_device(), await offload(current_device)
+
+
+@pytest.mark.parametrize("name", ["CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDF_PER_THREAD_STREAM"])
+def test_a_default_stream_for_each_thread_is_refused(monkeypatch, name):
+    monkeypatch.setenv(name, "0")
+    CudfBackend()
+    monkeypatch.setenv(name, "1")
+    with pytest.raises(dii.ArgumentError, match=f"{name}.*pandas"):
+        CudfBackend()

@@ -512,7 +512,7 @@ def two_columns_at_once(q: Query) -> str | None:
 
 @end(2)
 def first_rows(q: Query) -> str | None:
-    if _is_sorted(q) and q.plain[q.names[-1]].ndim == 1:
+    if _is_sorted(q):
         return None
     n, partitions = q.rng.choice([1, 3, 7]), q.rng.choice([1, -1])
     return f"{q.names[-1]}.head({n}, npartitions={partitions})"
@@ -520,6 +520,8 @@ def first_rows(q: Query) -> str | None:
 
 @end(1)
 def last_rows(q: Query) -> str | None:
+    if _is_sorted(q):
+        return None
     return f"{q.names[-1]}.tail({q.rng.choice([1, 3, 20])})"
 
 

@@ -7,11 +7,14 @@ import io
 import os
 import subprocess
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_iterator
+
+from dask_image_ingest.decode.random_crop import Region
 
 # Key → extension → bytes, in the order of the shard.
 Samples = list[tuple[str, dict[str, bytes]]]
@@ -124,19 +127,27 @@ def resized_by_pillow(
 
 
 def resized_by_dali(
-    images: list[np.ndarray], resize: str, size: tuple[int, ...]
+    images: list[np.ndarray], regions: Sequence[Region] | None = None, **options
 ) -> list[np.ndarray]:
-    """Images resized by the operators that a GPU gets, here on the CPU."""
+    """Images, or regions of them, resized by the operators that a GPU gets, here on the CPU.
+
+    ``options`` are those of a `DecodeSpec`.
+    """
     from nvidia.dali import Pipeline, fn, types
 
     from dask_image_ingest.decode import DecodeSpec
-    from dask_image_ingest.decode.dali import gpu_resized
+    from dask_image_ingest.decode.dali import gpu_resized, place
+
+    decoding = DecodeSpec(device="gpu", **options)
+    regions = regions or [Region.whole(image) for image in images]
 
     pipeline = Pipeline(batch_size=len(images), num_threads=2, device_id=None)
     with pipeline:
         given = fn.external_source(name="images", dtype=types.UINT8, layout="HWC")
-        pipeline.set_outputs(gpu_resized(given, DecodeSpec(size=size, resize=resize)))
+        places = fn.external_source(name="places", dtype=types.INT32, ndim=1)
+        pipeline.set_outputs(gpu_resized(given, decoding, places))
     pipeline.build()
     pipeline.feed_input("images", images)
+    pipeline.feed_input("places", np.array([place(each, decoding) for each in regions], np.int32))
     (made,) = pipeline.run()
     return [np.array(image) for image in made]

@@ -259,7 +259,7 @@ def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
     if decoding.mode == "raw" and decoding.augment is None:
         return image
     resize = "crop" if decoding.augment is None else decoding.resize
-    return replace(image, decoding=replace(decoding, size=shape, resize=resize))
+    return replace(image, decoding=replace(decoding, size=shape, resize=resize, crop_from=None))
 
 
 def last_decode(expr: dx.Expr) -> LastDecode | None:

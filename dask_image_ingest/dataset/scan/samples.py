@@ -201,13 +201,13 @@ class SampleRows(ImageRows):
             return self._image(member, name, numbers)
         height, width = (self._image(member, edge, numbers) for edge in ("height", "width"))
         valid = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
-        if name == "channels":
-            column = self._image(member, name, numbers)
-        else:
+        if name in ("height", "width"):
             orientation = self._image(member, "orientation", numbers)
             swapped = pc.is_in(orientation, pa.array(SWAPPED, pa.int8()))
             one, other = (height, width) if name == "height" else (width, height)
             column = pc.if_else(swapped, other, one)
+        else:
+            column = self._image(member, name, numbers)
         return pc.if_else(valid, column, pa.scalar(None, column.type))
 
     def _read_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header]:

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from dask_image_ingest.arguments import is_utf8, list_of_names, shown
 from dask_image_ingest.dataset.schema.coerce import arrow_type, parse_integer
-from dask_image_ingest.decode import Augment, DecodeSpec, Mode, Resize
+from dask_image_ingest.decode import Augment, DecodeSpec, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
@@ -142,7 +142,7 @@ class TableSchema(Schema):
         types |= dict.fromkeys(self.order, IMAGE)
         types |= {column.column: column.type for column in self.sidecar}
         for image in self.images:
-            for name in ("error", "nbytes", "format", "height", "width", "channels"):
+            for name in ("error", "nbytes", *HEADERS):
                 types.setdefault(self.field(image, name), METADATA_COLUMNS[name])
         return types
 
@@ -296,7 +296,7 @@ class ImageColumn:
     ----------
     image
         As for the read: member extensions in order of preference, or the column of parquet files.
-    size, resize, augment, transform, mode
+    size, resize, interpolation, crop_from, augment, transform, mode
         As for the read; ``"same"`` as given to the read. For labels, which always take the nearest
         pixel, ``resize="nearest"`` means the same. The read's ``transform`` does not apply to
         labels: masks have their own, or none. Its ``augment`` does.
@@ -311,6 +311,8 @@ class ImageColumn:
     _: KW_ONLY
     size: int | tuple[int, int] | Literal["same"] | None = "same"
     resize: Resize | Literal["same"] = "same"
+    interpolation: Interpolation | Literal["same"] = "same"
+    crop_from: int | Literal["same"] | None = "same"
     augment: Augment | Literal["same"] | None = "same"
     transform: Callable[..., Any] | Literal["same"] | None = "same"
     mode: Mode | Literal["same"] = "same"

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal
 
 import cudf
 import cupy
 import numpy as np
 import pyarrow as pa
+import rmm
 
+from dask_image_ingest.dask_internals import has_worker
 from dask_image_ingest.decode import Pixels
+from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames.arrow_types import bytes_of, row_values
 from dask_image_ingest.frames.backend import (
     Kind,
@@ -49,12 +54,39 @@ _PARTITION_SHARE = 1 / 32
 # Assumed memory of a GPU that can't be queried, as in dask_cudf.
 _ASSUMED_GPU_MEMORY = 8 * 2**30
 
+# Share of a GPU's memory that the pool keeps when it is unused: some partitions. DALI and a model
+# allocate theirs elsewhere.
+_KEPT_SHARE = 1 / 4
+
+# Variables by which CuPy and cuDF take a default stream for each thread.
+_PER_THREAD_STREAMS = ("CUPY_CUDA_PER_THREAD_DEFAULT_STREAM", "CUDF_PER_THREAD_STREAM")
+
 _scale_and_shift = cupy.ElementwiseKernel(
     "uint8 value, float32 scale, float32 shift",
     "float32 result",
     "result = value * scale + shift",
     "scale_and_shift",
 )
+
+
+def refuse_per_thread_streams() -> None:
+    """Raise if libraries use a default stream for each thread.
+
+    Frames go from thread to thread (of a loader, of Dask, of a warm-up), in the order of the one
+    default stream. Streams of threads have no order among them.
+
+    Raises
+    ------
+    ArgumentError
+        If CuPy or cuDF has been told so by its variable.
+    """
+    on = [name for name in _PER_THREAD_STREAMS if os.environ.get(name, "0") not in ("", "0")]
+    if on:
+        raise ArgumentError(
+            f"{' and '.join(on)}: with a default stream for each thread, a thread would use pixels "
+            "that another one has yet to write. Unset it in the environment of this process and of "
+            "the workers, or pass backend='pandas'"
+        )
 
 
 class CudfBackend:
@@ -64,6 +96,9 @@ class CudfBackend:
     device: Literal["gpu"] = "gpu"
     largest_partition = LARGEST_PARTITION
     numpy = cupy
+
+    def __init__(self) -> None:
+        refuse_per_thread_streams()
 
     def holds(self, type_: pa.DataType) -> bool:
         return supports(type_)
@@ -213,6 +248,22 @@ def _gpu_memory() -> int:
     return min((size for size in sizes if size), default=_ASSUMED_GPU_MEMORY)
 
 
+def use_pool() -> None:
+    """Have the current GPU's memory come from a pool of CUDA's, unless one was chosen before.
+
+    RMM's default is ``cudaMalloc`` and ``cudaFree``, and the latter waits for all work of the GPU,
+    also for that of other streams. CuPy allocates by RMM, since cuDF's import. Nothing changes in a
+    worker, which has what its cluster was given, and on a GPU without such pools.
+    """
+    if has_worker() or not gpus():
+        return
+    with suppress(RuntimeError):
+        if type(rmm.mr.get_current_device_resource()) is rmm.mr.CudaMemoryResource:
+            _, total = cupy.cuda.runtime.memGetInfo()
+            pool = rmm.mr.CudaAsyncMemoryResource(release_threshold=int(total * _KEPT_SHARE))
+            rmm.mr.set_current_device_resource(pool)
+
+
 def _attach(kind: Kind, name: str, accessor: type) -> None:
     # cuDF warns if an accessor replaces an attribute, even by itself.
     owner = cudf.DataFrame if kind == "dataframe" else cudf.Series
@@ -224,5 +275,6 @@ def _attach(kind: Kind, name: str, accessor: type) -> None:
             extensions.register_series_accessor(name)(accessor)
 
 
+use_pool()
 register()
 attach_accessors("cudf", _attach)

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pylibcudf as plc
+from cudf.core.buffer.spillable_buffer import SpillableBufferOwner, SpillLock
 
 from dask_image_ingest.decode import Pixels, from_bytes, pixels_of
 from dask_image_ingest.errors import ArgumentError
@@ -412,7 +413,7 @@ def _read(images: cudf.Series) -> _Column:
     fields = list(images.dtype.fields)
     present = images.notna().to_arrow().to_pylist()
     # cuDF's public access to a buffer's pointer makes it unspillable for good, and every later
-    # slice of the column a copy. This context does not, and the views keep the memory's owner.
+    # slice of the column a copy. This context does not, and the views keep the memory.
     with images._column.access(mode="read", scope="internal") as column:
         struct = column.plc_column.struct_view()
         data, *edges = (struct.get_sliced_child(fields.index(name)) for name in IMAGE.names)
@@ -440,7 +441,14 @@ def _view(column: plc.Column) -> cupy.ndarray:
 def _memory(buffer: Any, start: int, count: int, dtype: np.dtype) -> cupy.ndarray:
     if not count or buffer is None:
         return cupy.empty(0, dtype)
-    memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.size, owner=buffer.owner.owner)
+    spillable = buffer.owner
+    owner: Any = spillable.owner
+    if isinstance(spillable, SpillableBufferOwner):
+        # As long as the view keeps this memory, to spill it would free nothing.
+        lock = SpillLock()
+        spillable.spill_lock(lock)
+        owner = owner, lock
+    memory = cupy.cuda.UnownedMemory(buffer.ptr, buffer.size, owner=owner)
     pointer = cupy.cuda.MemoryPointer(memory, start * dtype.itemsize)
     return cupy.ndarray(count, dtype, pointer)
 

@@ -4,12 +4,17 @@ import contextlib
 import ctypes
 import importlib.machinery
 import inspect
+import operator
 import sys
 import types
+import weakref
 
 import numpy as np
 
-from simulated.memory import Memory, count, to_host, view
+from simulated import raw_kernel
+from simulated.counts import count
+from simulated.memory import POISON, Memory, to_host, view
+from simulated.streams import Event, Stream, current, synchronize_device
 
 
 class UnownedMemory:
@@ -26,25 +31,24 @@ class MemoryPointer:
         self.mem, self.ptr = mem, mem.ptr + offset
 
     def copy_from_device_async(self, src, size, stream=None):
-        ctypes.memmove(self.ptr, src.ptr, size)
+        to, source = self.ptr, src.ptr
+        (stream or current()).queue(lambda: ctypes.memmove(to, source, size))
 
 
 class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
     """An array on the device."""
 
     def __init__(self, shape, dtype=float, memptr=None, strides=None, order="C"):
+        size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
         if memptr is None:
-            self._set(np.empty(shape, dtype, order))
+            memory = Memory(size)
+            self._set(memory.host.view(dtype).reshape(shape, order=order or "C"), memory)
         else:
-            size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
             self._set(view(memptr.ptr, size).view(dtype).reshape(shape), memptr.mem)
 
-    def _set(self, host, memory=None):
+    def _set(self, host, memory):
         if host.dtype.kind not in "biufc":
             raise ValueError(f"Unsupported dtype {host.dtype}")
-        if memory is None:
-            memory = Memory(host)
-            host = memory.host.view(host.dtype).reshape(host.shape)
         self._host, self._memory = host, memory
 
     shape = property(lambda self: self._host.shape)
@@ -80,8 +84,11 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **options):
         if method != "__call__":
             return NotImplemented
-        made = ufunc(*map(_on_host, inputs), out=tuple(map(_on_host, out)) or None, **options)
-        return out[0] if out else _on_device(made)
+        if not out:
+            return _call(ufunc, inputs, options)
+        hosts, results = [*map(_on_host, inputs)], tuple(map(_on_host, out))
+        current().queue(lambda: ufunc(*hosts, out=results, **options))
+        return out[0]
 
     def __array_function__(self, function, kinds, args, options):
         return getattr(sys.modules["cupy"], function.__name__)(*args, **options)
@@ -93,12 +100,10 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
         return lambda *args, **options: _call(method, (self, *args), options)
 
     def astype(self, dtype, order="K", casting=None, subok=None, copy=True):
-        return _on_device(self._host.astype(dtype, copy=copy), self)
-
-    def copy(self, order="C"):
-        return _on_device(self._host.copy(order))
+        return _call(np.ndarray.astype, (self, dtype), {"copy": copy})
 
     def get(self, stream=None, order="C", out=None, blocking=True):
+        (stream or current()).catch_up()
         to_host(self.nbytes)
         return self._host.copy(order)
 
@@ -106,7 +111,11 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
         assert isinstance(array, np.ndarray)
         assert (array.shape, array.dtype) == (self.shape, self.dtype)
         count("to_device", array.nbytes)
-        self._host[...] = array
+        assert array.flags.c_contiguous
+        to, source = self._host, _later(array)
+        (stream or current()).queue(lambda: np.copyto(to, source()))
+        if stream is None:
+            current().synchronize()
 
     def tolist(self):
         return self.get().tolist()
@@ -136,10 +145,14 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
         return (_on_device(self._host[n, ...], self) for n in range(len(self)))
 
     def __getitem__(self, key):
-        return _on_device(np.asarray(self._host[_index(key)]), self)
+        host, place = self._host, _index(key)
+        parts = place if isinstance(place, tuple) else (place,)
+        copies = any(isinstance(part, (np.ndarray, list)) for part in parts)
+        return _result(lambda: np.asarray(host[place]), [self], may_be_view=not copies)
 
     def __setitem__(self, key, value):
-        self._host[_index(key)] = _on_host(value)
+        to, key, value = self._host, _index(key), _on_host(value)
+        current().queue(lambda: operator.setitem(to, key, value))
 
     def __repr__(self):
         return f"simulated {self._host!r}"
@@ -148,10 +161,31 @@ class ndarray(np.lib.mixins.NDArrayOperatorsMixin):  # noqa: N801 - CuPy's name
         return asarray, (self.get(),)
 
     def __dlpack__(self, **options):
-        return self._host.__dlpack__()
+        current().catch_up()
+        return np.asarray(_Shared(self)).__dlpack__()
 
     def __dlpack_device__(self):
         return self._host.__dlpack_device__()
+
+
+class _Shared:
+    """What an array of the device shows to NumPy, for those that keep its memory by it."""
+
+    def __init__(self, array):
+        self._array = array
+        self.__array_interface__ = array._host.__array_interface__
+
+
+def _later(array):
+    """A contiguous array of the host as it is when it is copied; gone if nobody has kept it."""
+    owner = array
+    while isinstance(owner.base, np.ndarray):
+        owner = owner.base
+    if not owner.flags.owndata:
+        return lambda: array
+    kept, ptr, shape, dtype = weakref.ref(owner), array.ctypes.data, array.shape, array.dtype
+    nbytes, gone = array.nbytes, np.frombuffer(bytes([POISON]) * dtype.itemsize, dtype)[0]
+    return lambda: gone if kept() is None else view(ptr, nbytes).view(dtype).reshape(shape)
 
 
 # CuPy's own name of its class, by which libraries know it.
@@ -174,7 +208,7 @@ def _index(key):
         return tuple(map(_index, key))
     if isinstance(key, np.ndarray):  # CuPy takes these
         count("to_device", key.nbytes)
-        return key
+        return key.copy()
     if isinstance(key, ndarray) and key.dtype == bool:
         count("waits")  # for the number of rows
     return _on_host(key)
@@ -188,22 +222,56 @@ def _on_device(made, *sources):
     made = np.asarray(made)
     array = object.__new__(ndarray)
     for source in sources:
-        if isinstance(source, ndarray) and made.size and np.may_share_memory(made, source._host):
+        if _shares(made, source):
             array._set(made, source._memory)
             return array
-    array._set(made)
+    memory = Memory(made.nbytes)
+    host = memory.host.view(made.dtype).reshape(made.shape)
+    current().queue(lambda: np.copyto(host, made))
+    array._set(host, memory)
     return array
+
+
+def _shares(made, source):
+    return isinstance(source, ndarray) and made.size and np.may_share_memory(made, source._host)
+
+
+# Functions that give views where they can, and look at no value for it.
+_VIEWS = {
+    "ascontiguousarray",
+    "astype",
+    "broadcast_to",
+    "expand_dims",
+    "moveaxis",
+    "ravel",
+    "reshape",
+    "squeeze",
+    "swapaxes",
+    "transpose",
+    "view",
+}
 
 
 def _call(function, args, options):
     options = {name: _on_host(value) for name, value in options.items()}
-    return _on_device(function(*map(_on_host, args), **options), *args)
+    hosts = [*map(_on_host, args)]
+    return _result(lambda: function(*hosts, **options), args, function.__name__ in _VIEWS)
+
+
+def _result(compute, sources, may_be_view=False):
+    """What NumPy makes of arrays, in memory that the stream writes to later."""
+    made = compute() if may_be_view else None
+    if made is None or not any(_shares(made, source) for source in sources):
+        current().catch_up()
+        made = compute()
+    return _on_device(made, *sources)
 
 
 def asarray(value, dtype=None, **options):
     """CuPy's, which takes arrays of either side."""
     if isinstance(value, (list, tuple)) and any(isinstance(each, ndarray) for each in value):
-        return _on_device(np.stack([_on_host(each) for each in value]).astype(dtype or None))
+        made = _call(np.stack, (value,), {})
+        return made if dtype in (None, made.dtype) else made.astype(dtype)
     if isinstance(value, ndarray):
         made = value
     elif hasattr(value, "__cuda_array_interface__"):
@@ -226,48 +294,13 @@ def as_strided(source, shape=None, strides=None):
     return _on_device(np.lib.stride_tricks.as_strided(source._host, shape, strides), source)
 
 
-class Stream:
-    """A stream whose work is done as soon as it is queued."""
-
-    done = True
-
-    def __init__(self, null=False, non_blocking=False, ptds=False, priority=None):
-        self.ptr = 0 if null else 1
-
-    def synchronize(self):
-        count("waits")
-
-    def record(self, event=None):
-        return event
-
-    def wait_event(self, event):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-
-Stream.null = Stream(null=True)
-
-
-class Event:
-    def __init__(self, block=False, disable_timing=False, interprocess=False):
-        pass
-
-    def synchronize(self):
-        count("waits")
-
-
 class Device(contextlib.nullcontext):
     def __init__(self, device=0):
         super().__init__(self)
         self.id = device
 
     def synchronize(self):
-        count("waits")
+        synchronize_device()
 
 
 class CUDARuntimeError(RuntimeError):
@@ -284,25 +317,27 @@ class ElementwiseKernel:
 
     def __call__(self, *args):
         names = dict(zip(self._names, map(_on_host, args[:-1]), strict=True))
-        exec(self._operation, names)
-        args[-1]._host[...] = names[self._result]
+        result = args[-1]._host
+
+        def run():
+            exec(self._operation, names)
+            result[...] = names[self._result]
+
+        current().queue(run)
         return args[-1]
 
 
 class RawKernel:
-    """A kernel in CUDA's C: of this package there is one, which counts levels."""
+    """A kernel in CUDA's C, compiled for the host where there is a compiler."""
 
     def __init__(self, source, name, *args, **options):
-        self._name = name
+        self._source, self._name = source, name
 
     def __call__(self, grid, block, args, shared_mem=0):
-        assert self._name == "count_levels"
-        values, size, channels, counts = args
-        assert values.flags.c_contiguous
-        assert int(size) == values.size
-        for channel in range(int(channels)):
-            levels = values._host.reshape(-1)[channel :: int(channels)]
-            counts._host[channel] += np.bincount(levels, minlength=256).astype(np.uint64)
+        assert all(not isinstance(arg, ndarray) or arg.flags.c_contiguous for arg in args)
+        hosts = [*map(_on_host, args)]
+        launch = raw_kernel.compiled(self._source, self._name)
+        current().queue(lambda: launch(grid, block, hosts, shared_mem))
 
 
 class Module(types.ModuleType):
@@ -344,6 +379,7 @@ def install():
         "setDevice": lambda device: None,
         "memGetInfo": lambda: (70 << 30, 80 << 30),
         "CUDARuntimeError": CUDARuntimeError,
+        "deviceSynchronize": synchronize_device,
     }
     memory = {"BaseMemory": object, "MemoryPointer": MemoryPointer, "UnownedMemory": UnownedMemory}
     modules = {
@@ -354,7 +390,7 @@ def install():
             "Stream": Stream,
             "Event": Event,
             "Device": Device,
-            "get_current_stream": lambda: Stream.null,
+            "get_current_stream": current,
             "set_allocator": lambda allocator: None,
         },
         "cupy.random": {"RandomState": object},
@@ -362,6 +398,7 @@ def install():
         "cupy.lib": {},
         "cupy": {
             "ndarray": ndarray,
+            "empty": ndarray,
             "asarray": asarray,
             "asanyarray": asarray,
             "array": array,

@@ -5,7 +5,9 @@ import pyarrow as pa
 import pylibcudf as plc
 from pylibcudf.types import TypeId
 
-from simulated.memory import Span, allocated, count, to_host
+from simulated.counts import count
+from simulated.memory import Span, allocated, to_host
+from simulated.streams import Stream
 
 _RealColumn, _RealTable = plc.Column, plc.Table
 
@@ -232,6 +234,7 @@ def _buffer(span):
     """The memory of a span, whose address pins it as libcudf's asking does."""
     if span is None or not span.size:
         return None
+    Stream.null.catch_up()
     return pa.foreign_buffer(span.ptr, span.size, span)
 
 

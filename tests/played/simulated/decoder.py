@@ -1,23 +1,31 @@
 """DALI's operators for a CPU in place of those for a GPU, in the package's own pipelines."""
 
 import ctypes
+import math
+import weakref
 
 from dask_image_ingest.decode import dali as module
 from dask_image_ingest.decode import transform
-from simulated.memory import count
+from simulated.counts import count
+from simulated.memory import POISON
+from simulated.streams import stream_at
+
+
+class Memory:
+    """DALI's memory of a batch, which the next one gets when nobody holds this any more."""
 
 
 class Images:
     """A tensor or a list of them that is said to be on the GPU."""
 
-    def __init__(self, on_host):
-        self._on_host = on_host
+    def __init__(self, on_host, memory=None):
+        self._on_host, self._memory = on_host, memory or Memory()
 
     def __len__(self):
         return len(self._on_host)
 
     def __getitem__(self, place):
-        return Images(self._on_host[place])
+        return Images(self._on_host[place], self._memory)
 
     def __iter__(self):
         return (self[place] for place in range(len(self)))
@@ -38,7 +46,17 @@ class Images:
         assert isinstance(ptr, ctypes.c_void_p)
         assert isinstance(cuda_stream, ctypes.c_void_p)
         assert non_blocking, "DALI would wait with the GIL"
-        self._on_host.copy_to_external(ptr)
+        images, held, to = self._on_host, weakref.ref(self._memory), ptr.value
+        shapes = images.shape()
+        shapes = shapes if isinstance(shapes, list) else [shapes]
+
+        def copy():
+            if held() is None:
+                ctypes.memset(to, POISON, sum(map(math.prod, shapes)))
+            else:
+                images.copy_to_external(ptr)
+
+        stream_at(cuda_stream.value).queue(copy)
 
 
 class Operators:
@@ -66,10 +84,12 @@ def install():
     from nvidia.dali import fn, types
     from nvidia.dali.data_node import DataNode
     from nvidia.dali.pipeline import Pipeline
+    from nvidia.dali.tensors import TensorListCPU
 
     class Simulated(Pipeline):
         def __init__(self, *, device_id=None, **options):
             self._on_gpu = device_id is not None
+            self._fed = {}
             super().__init__(device_id=None, **options)
 
         def feed_input(self, name, data, **options):
@@ -77,9 +97,20 @@ def install():
                 data = data._on_host
             elif isinstance(data, list):
                 data = [each._on_host if isinstance(each, Images) else each for each in data]
-            super().feed_input(name, data, **options)
+            if isinstance(data, TensorListCPU):
+                self._fed[name] = weakref.ref(data), options
+            else:
+                super().feed_input(name, data, **options)
+
+        def schedule_run(self):
+            """Do so when the outputs are asked for: until then inputs have to be kept."""
 
         def share_outputs(self, *args):
+            for name, (kept, options) in self._fed.items():
+                assert kept() is not None, f"{name} is freed, and DALI still reads it"
+                super().feed_input(name, kept(), **options)
+            self._fed.clear()
+            super().schedule_run()
             outputs = super().share_outputs(*args)
             return tuple(map(Images, outputs)) if self._on_gpu else outputs
 

@@ -20,7 +20,8 @@ from simulated.columns import (
     to_arrow,
     valid_rows,
 )
-from simulated.memory import count, view
+from simulated.counts import count
+from simulated.memory import read
 
 
 def arrow(value):
@@ -304,7 +305,7 @@ def bools_to_mask(column, stream=None, mr=None):
 
 
 def mask_to_bools(ptr, begin, end, stream=None, mr=None):
-    bits = np.unpackbits(view(ptr, (end + 7) // 8), bitorder="little")
+    bits = np.unpackbits(read(ptr, (end + 7) // 8), bitorder="little")
     return from_arrow(pa.array(bits[begin:end].astype(np.bool_)))
 
 
@@ -319,7 +320,7 @@ def create_null_mask(size, state=None, stream=None, mr=None):
 
 def null_count(mask, begin, end, stream=None):
     count("waits")
-    bits = np.unpackbits(view(mask.ptr, mask.size), bitorder="little")
+    bits = np.unpackbits(read(mask.ptr, mask.size), bitorder="little")
     return int(end - begin - bits[begin:end].sum())
 
 

@@ -2,44 +2,72 @@
 
 import ctypes
 import gc
-import threading
-from collections import Counter
+import sys
+from collections import Counter, defaultdict
 from contextlib import contextmanager
 
 import numpy as np
 
-#: Bytes ``allocated``, copied ``to_host`` and ``to_device``, and ``pinned``: shown to others by
-#: their address, so that cuDF never spills them again. How often anything is ``copied_to_host``,
-#: or the host ``waits`` for the device, as it does for each such copy.
-COUNTS = Counter()
+from simulated.counts import COUNTS, count, lock
+from simulated.streams import Stream, current, nothing
 
-_lock = threading.Lock()
+#: What memory holds that nobody has written to, or that was freed.
+POISON = 0xA5
+
+# Larger blocks go back to the host when they are freed.
+_LARGEST_KEPT = 64 << 20
+
 _live = _peak = 0
+_freed = defaultdict(list)
 
 
 class Memory:
-    """Bytes on the device, counted while they live; also the buffer that RMM gives."""
+    """Bytes on the device, counted while they live; also the buffer that RMM gives.
+
+    They are allocated and freed in the order of a stream, as by a pool of RMM's: what was freed
+    goes to the next that asks for so much, and may be written to until the stream is that far.
+    """
 
     device_id = 0
 
-    def __init__(self, host):
-        self.host = np.ascontiguousarray(host).reshape(-1).view(np.uint8)
-        self.size = self.nbytes = self.host.nbytes
-        self.ptr = self.host.ctypes.data if self.size else 0
+    def __init__(self, nbytes, stream=None):
+        self.size = self.nbytes = nbytes
+        self._stream = stream or current()
+        self._block = _taken(nbytes, self._stream)
+        self.host = self._block[:nbytes]
+        self.ptr = self.host.ctypes.data if nbytes else 0
         global _live, _peak
-        with _lock:
+        with lock:
             COUNTS["allocated"] += self.size
             _live += self.size
             _peak = max(_peak, _live)
 
     def __del__(self):
         global _live
-        with _lock:
-            _live -= getattr(self, "size", 0)
+        block = getattr(self, "_block", None)
+        if block is None or sys.is_finalizing():
+            return
+        with lock:
+            _live -= self.size
+            if 0 < block.nbytes <= _LARGEST_KEPT:
+                poisoned = self._stream.queue(lambda: block.fill(POISON))
+                _freed[block.nbytes].append((block, self._stream, poisoned))
 
     @property
     def __cuda_array_interface__(self):
         return interface(self.ptr, self.size)
+
+
+def _taken(nbytes, stream):
+    """A block that was freed last, or a new one."""
+    size = max(256, 1 << (nbytes - 1).bit_length()) if nbytes else 0
+    with lock:
+        if not _freed[size]:
+            return np.full(size, POISON, np.uint8)
+        block, freed_by, poisoned = _freed[size].pop()
+        if freed_by is not stream:
+            stream.queue(nothing, poisoned)
+        return block
 
 
 class Span:
@@ -60,7 +88,10 @@ def interface(ptr, size):
 
 def allocated(host):
     """The values of a host array on the device, as a span."""
-    memory = Memory(np.array(host))
+    host = np.ascontiguousarray(host)
+    memory = Memory(host.nbytes, Stream.null)
+    Stream.null.catch_up()
+    memory.host[:] = host.reshape(-1).view(np.uint8)
     return Span(memory.ptr, memory.size, memory)
 
 
@@ -69,11 +100,6 @@ def to_host(nbytes):
     count("to_host", nbytes)
     count("copied_to_host")
     count("waits")
-
-
-def count(what, by=1):
-    with _lock:
-        COUNTS[what] += by
 
 
 @contextmanager
@@ -101,15 +127,24 @@ def view(ptr, nbytes):
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(ptr), np.uint8)
 
 
+def read(ptr, nbytes):
+    """The bytes at an address, when the default stream is that far."""
+    Stream.null.catch_up()
+    return view(ptr, nbytes)
+
+
 class DeviceBuffer(Memory):
     """RMM's buffer."""
 
     def __init__(self, *, ptr=0, size=0, stream=None, mr=None):
-        super().__init__(view(ptr, size).copy() if ptr else np.empty(size, np.uint8))
+        super().__init__(size, Stream.null)
+        if ptr:
+            self.host[:] = read(ptr, size)
 
     @staticmethod
     def to_device(data, stream=None, mr=None):
         made = DeviceBuffer(size=len(data))
+        Stream.null.catch_up()
         made.host[:] = np.frombuffer(data, np.uint8)
         count("to_device", made.size)
         return made
@@ -118,5 +153,20 @@ class DeviceBuffer(Memory):
 def copy_ptr_to_host(ptr, host, stream=None):
     """RMM's copy."""
     to = np.frombuffer(host, np.uint8)
-    to[:] = view(ptr, len(to))
+    to[:] = read(ptr, len(to))
     to_host(len(to))
+
+
+class Pool:
+    """RMM's resource of a pool of CUDA's."""
+
+    def __init__(self, initial_pool_size=None, release_threshold=None):
+        self.release_threshold = release_threshold
+
+
+def install_resources(mr):
+    """Have RMM's resource of the current device be one that was set, at first its own default."""
+    current = [mr.CudaMemoryResource()]
+    mr.CudaAsyncMemoryResource = Pool
+    mr.get_current_device_resource = lambda: current[-1]
+    mr.set_current_device_resource = current.append

@@ -2,7 +2,7 @@
 
 import os
 
-from simulated import arrays, memory
+from simulated import arrays, counts, memory
 
 
 def install():
@@ -15,6 +15,7 @@ def install():
 
     rmm.DeviceBuffer = memory.DeviceBuffer
     rmm.pylibrmm.device_buffer.copy_ptr_to_host = memory.copy_ptr_to_host
+    memory.install_resources(rmm.mr)
 
     import cudf
     from cudf.core.buffer.spillable_buffer import SpillableBufferOwner
@@ -29,7 +30,7 @@ def install():
 
     def mark_and_count(buffer):
         if not buffer.exposed:
-            memory.count("pinned", buffer.size)
+            counts.count("pinned", buffer.size)
         mark_exposed(buffer)
 
     SpillableBufferOwner.mark_exposed = mark_and_count
