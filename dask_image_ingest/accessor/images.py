@@ -831,7 +831,7 @@ class Images(ABC, Generic[Frame, Series]):
         return list(self._frame.columns)
 
 
-def as_frame(series: AnySeries) -> Any:
+def as_frame(series: AnySeries) -> AnyFrame:
     """The series, of any backend, as a frame of one column."""
     return series.to_frame("image" if series.name is None else series.name)
 

@@ -231,7 +231,7 @@ def compute_similarity(
     return from_vectors(frame, (column,), "similarity", function)
 
 
-def _cosines(vectors: Array, others: Array) -> Any:
+def _cosines(vectors: Array, others: Array) -> Array:
     if vectors.shape[-1] != others.shape[-1]:
         raise ArgumentError(
             f"vectors of length {vectors.shape[-1]} and {others.shape[-1]} have no cosine: take "
@@ -428,7 +428,7 @@ def _class_vectors(model: Callable[..., Any] | Array, texts: list[str]) -> np.nd
     return unit(vectors)
 
 
-def _softmax(vectors: Array, classes: np.ndarray, scale: float) -> Any:
+def _softmax(vectors: Array, classes: np.ndarray, scale: float) -> Array:
     if vectors.shape[1] != classes.shape[1]:
         raise ArgumentError(
             f"vectors of length {vectors.shape[1]} and {classes.shape[1]} have no cosine: take "
@@ -441,7 +441,7 @@ def _softmax(vectors: Array, classes: np.ndarray, scale: float) -> Any:
     return values / values.sum(axis=1, keepdims=True)
 
 
-def _class_score(softmax: Callable[..., Any], number: int, vectors: Array) -> Any:
+def _class_score(softmax: Callable[..., Any], number: int, vectors: Array) -> Array:
     return softmax(vectors)[:, number]
 
 

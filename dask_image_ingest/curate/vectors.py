@@ -58,7 +58,7 @@ def has_direction(vectors: np.ndarray) -> np.ndarray:
     return usable
 
 
-def _vectors(frame: DataFrame, column: str) -> Any:
+def _vectors(frame: DataFrame, column: str) -> Array:
     """The vectors of a frame whose column has no nulls: (n, d)."""
     dtype = frame[column].dtype
     fixed = isinstance(dtype, pd.ArrowDtype) and pa.types.is_fixed_size_list(dtype.pyarrow_dtype)
@@ -79,7 +79,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     )
 
 
-def to_device_of(array: np.ndarray, vectors: Array) -> Any:
+def to_device_of(array: np.ndarray, vectors: Array) -> Array:
     """Move an array to the memory, and the library, of ``vectors``."""
     if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
         return array
@@ -116,7 +116,7 @@ def from_vectors(
     type_: pa.DataType = _FLOAT,
     *,
     directed: bool = False,
-) -> Any:
+) -> AnyFrame:
     """Add or replace a column ``name``, computed by a function of columns of vectors.
 
     ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and returns (n,). The
@@ -141,7 +141,7 @@ def _map_vectors(
     function: Callable[..., Any],
     type_: pa.DataType,
     directed: bool,
-) -> Any:
+) -> DataFrame:
     backend = backend_of(frame)
     present = frame[columns[0]].notnull()
     for column in columns[1:]:

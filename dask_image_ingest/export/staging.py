@@ -144,7 +144,7 @@ def stage_frame(frame: AnyFrame, context: ExportContext, columns: Sequence[str])
     return StagedRows(rows.replace_schema_metadata(None), schema, known)
 
 
-def _named_index(frame: AnyFrame) -> Any:
+def _named_index(frame: AnyFrame) -> AnyFrame:
     """Turn named index levels into columns, unless columns of these names exist."""
     names = {frame.index.name} if isinstance(frame, FrameBase) else {*frame.index.names}
     return frame if names == {None} else frame.reset_index(drop=names <= {*frame.columns})

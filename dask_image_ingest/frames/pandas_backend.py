@@ -44,7 +44,7 @@ from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, 
 from dask_image_ingest.typedefs import Array, Dtype, ImageBatch
 
 
-def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> Any:
+def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> pd.DataFrame:
     """``frame.assign`` for column names of any type."""
     result = frame.copy(deep=False)
     for name, values in columns.items():
@@ -52,7 +52,7 @@ def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> Any:
     return result
 
 
-def stack_views(arrays: Sequence[Array], backend: Backend) -> Any:
+def stack_views(arrays: Sequence[Array], backend: Backend) -> Array:
     """Stack images to (n, height, width, channels), or return a list if shapes or dtypes differ.
 
     If they are adjacent in one buffer, the result is a view of it; otherwise a copy.

@@ -51,7 +51,7 @@ class MapBatches(AppendsColumns, PreservesRows):
     batch_map: BatchMap
 
     @staticmethod
-    def operation(frame: DataFrame, batch_map: BatchMap) -> Any:
+    def operation(frame: DataFrame, batch_map: BatchMap) -> DataFrame:
         """Map one partition."""
         return batch_map(frame)
 
@@ -62,7 +62,7 @@ class MapBatches(AppendsColumns, PreservesRows):
         return "map" + "".join(filter(str.isalpha, function))
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.batch_map.meta(self.frame._meta)
 
     @property
@@ -132,7 +132,7 @@ class BatchMap:
         """Those of ``columns`` that are inputs or kept."""
         return [name for name in columns if name in self.kept or name in self.inputs]
 
-    def __call__(self, frame: DataFrame) -> Any:
+    def __call__(self, frame: DataFrame) -> DataFrame:
         """Map a pandas or cuDF frame: its kept columns and the outputs."""
         rows, columns = self.arguments(frame)
         if not rows:
@@ -212,7 +212,7 @@ class BatchMap:
                 self.function.called_by, len(failures), count, first, reason,
             )  # fmt: skip
 
-    def meta(self, frame: DataFrame) -> Any:
+    def meta(self, frame: DataFrame) -> DataFrame:
         """The empty output frame, built without calling the function."""
         return self._assemble(frame, {name: [] for name in self.outputs}, [], {})
 
@@ -222,7 +222,7 @@ class BatchMap:
         results: Mapping[str, list[Any]],
         rows: list[int],
         failures: Mapping[int, str],
-    ) -> Any:
+    ) -> DataFrame:
         """The kept columns, with the outputs of all batches in the columns' ``rows``."""
         backend = backend_of(frame)
         mapped = frame[list(self.kept)]
@@ -321,7 +321,7 @@ def _in_halves(
     yield from _in_halves(call, rows[middle:], fails=not first_failed)
 
 
-def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> Any:
+def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> AnyFrame:
     """The columns that a `BatchMap` keeps and makes of a frame; lazy if the frame is."""
     if isinstance(frame, dx.FrameBase):
         return dx.new_collection(MapBatches(frame.expr, batch_map))

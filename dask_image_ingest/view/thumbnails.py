@@ -45,7 +45,7 @@ from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view.page import Card, Thumbnails
 
 
-def first_rows(frame: AnyFrame, n: int) -> Any:
+def first_rows(frame: AnyFrame, n: int) -> DataFrame:
     """The first ``n`` rows, computed from few partitions."""
     if not isinstance(frame, FrameBase):
         return frame.head(n)
@@ -63,7 +63,7 @@ def _heads(frame: FrameBase, partitions: Sequence[int], n: int) -> list[Any]:
     return [frame.partitions[number].head(n, compute=False) for number in partitions]
 
 
-def spread_rows(frame: AnyFrame, n: int, lengths: Sequence[int]) -> Any:
+def spread_rows(frame: AnyFrame, n: int, lengths: Sequence[int]) -> DataFrame:
     """Compute ``n`` rows at even distances, in order: the same ones for any partitions.
 
     ``lengths`` has the number of rows of each partition. Like any filter by metadata, the choice
@@ -168,7 +168,7 @@ def make_thumbnails(
     return Thumbnails(_cards(rows, texts, facts, size, masks, image), size)
 
 
-def _simplify(frame: AnyFrame) -> Any:
+def _simplify(frame: AnyFrame) -> AnyFrame:
     """Push projections down now: Dask does not push them through a head of a concatenation."""
     return frame.simplify() if isinstance(frame, FrameBase) else frame
 
@@ -225,7 +225,7 @@ def _card(
     )
 
 
-def _displayable(array: np.ndarray) -> Any:
+def _displayable(array: np.ndarray) -> np.ndarray:
     """The channels to show: without alpha, and the first three of more."""
     return array[:, :, :3] if array.shape[2] >= 3 else array[:, :, :1]
 

@@ -118,7 +118,7 @@ class Columns(ImageNode, dx.Blockwise):
     operation = staticmethod(operator.getitem)
 
 
-def select_columns(frame: AnyFrame, columns: Iterable[Hashable]) -> Any:
+def select_columns(frame: AnyFrame, columns: Iterable[Hashable]) -> AnyFrame:
     """``frame[columns]``, for functions of this package, after which users may do anything."""
     columns = list(columns)
     if not isinstance(frame, dx.FrameBase) or not is_badly_projected(frame.expr):
@@ -166,12 +166,12 @@ class MapColumns(AppendsColumns, PreservesRows):
         _outputs: object,
         _inputs: object,
         *operands: Any,
-    ) -> Any:
+    ) -> DataFrame:
         """Apply the function to one partition."""
         return function(frame, *operands)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         operands = (None if isinstance(op, dx.Expr) else op for op in self.operands[4:])
         return self.function(self.frame._meta, *operands)
 
@@ -203,7 +203,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
     names: tuple[str, ...]
 
     @staticmethod
-    def operation(frame: DataFrame, names: tuple[str, ...], *values: Any) -> Any:
+    def operation(frame: DataFrame, names: tuple[str, ...], *values: Any) -> DataFrame:
         """Assign the values to one partition."""
         return frame.assign(**dict(zip(names, values, strict=True)))
 
@@ -263,7 +263,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
         return type(parent)(type(self)(self.frame[needed], names, *values), *parent.operands[1:])
 
 
-def assign_columns(frame: AnyFrame, columns: Mapping[str, AnySeries]) -> Any:
+def assign_columns(frame: AnyFrame, columns: Mapping[str, AnySeries]) -> AnyFrame:
     """``frame.assign(**columns)``; of a lazy frame, one below which filters go."""
     if not isinstance(frame, dx.FrameBase):
         return frame.assign(**columns)

@@ -100,7 +100,7 @@ class Dataset:
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         """An empty frame, with references in place of images."""
         types = {**self.schema.types, **dict.fromkeys(self.schema.images, REFERENCE)}
         return self.options.get_backend().meta(types)
@@ -246,7 +246,7 @@ class ScanPlaceholder(dx.Expr):
     _parameters: ClassVar = ["empty"]
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.operand("empty")
 
     def _divisions(self) -> tuple[None, None]:
@@ -296,7 +296,7 @@ class _FusedTask:
     task: Callable[[dict[Any, Any]], Any]
     source: tuple[str, int]
 
-    def __call__(self, frame: DataFrame) -> Any:
+    def __call__(self, frame: DataFrame) -> DataFrame:
         """Apply the operations."""
         return self.task({self.source: frame})
 
@@ -405,7 +405,7 @@ class ReadAndDecode(Scan):
         return operations.substitute(source, scan)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return decoded_meta(self.rows._meta, self.decode.images)[self.columns]
 
     def _filtered_task(self, name: Key, index: int) -> dx.Task:

@@ -110,7 +110,7 @@ class SplitPartitions(dx.Expr):
         }
 
 
-def _rows(frame: DataFrame, start: int, end: int) -> Any:
+def _rows(frame: DataFrame, start: int, end: int) -> DataFrame:
     return frame.iloc[start:end]
 
 
@@ -187,7 +187,7 @@ def _decode_rows(
     rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
-) -> Any:
+) -> DataFrame:
     decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes)
     return (decoded if steps is None else steps.function(decoded))[list(columns)]
 

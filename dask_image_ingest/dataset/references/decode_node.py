@@ -55,6 +55,7 @@ from dask_image_ingest.dataset.scan.decode_rows import (
     decoded_meta,
 )
 from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.typedefs import DataFrame
 
 
 def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -155,7 +156,7 @@ class Decode(AppendsColumns, PreservesRows):
     operation = staticmethod(decode_partition)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return decoded_meta(self.frame._meta, self.images)
 
     @property

@@ -27,12 +27,12 @@ LOCATION_COLUMNS = ("__url__", "offset", "nbytes")
 _KEY = "__key__"
 
 
-def add_references(frame: DataFrame, image: str, error: str | None) -> Any:
+def add_references(frame: DataFrame, image: str, error: str | None) -> DataFrame:
     """Add references from the columns `LOCATION_COLUMNS` to a pandas or cuDF frame."""
     return backend_of(frame).with_references(frame, references_of_locations(frame), image, error)
 
 
-def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | None) -> Any:
+def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | None) -> DataFrame:
     """Add references that carry the encoded images of a column of a pandas or cuDF frame."""
     references = references_of_bytes(frame, encoded)
     return backend_of(frame).with_references(frame, references, image, error)

@@ -31,7 +31,7 @@ from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
 from dask_image_ingest.typedefs import DataFrame
 
 
-def _sort_by_sample(frame: DataFrame, names: tuple[Hashable, ...]) -> Any:
+def _sort_by_sample(frame: DataFrame, names: tuple[Hashable, ...]) -> DataFrame:
     """Sort rows by shard URL and sample number of their references."""
     # The offset tells rows of references without a number; null references sort last.
     fields = [

@@ -59,7 +59,7 @@ class ColumnDecode:
         error = None if self.error is None else names(self.error)
         return replace(self, image=names(self.image), error=error)
 
-    def into(self, frame: DataFrame, decoded: Pixels) -> Any:
+    def into(self, frame: DataFrame, decoded: Pixels) -> DataFrame:
         """Replace the references of ``frame`` by decoded images and errors."""
         backend = backend_of(frame)
         if self.pixels:
@@ -71,7 +71,7 @@ class ColumnDecode:
         return without(frame, [self.image])
 
 
-def decoded_meta(meta: DataFrame, images: Sequence[ColumnDecode]) -> Any:
+def decoded_meta(meta: DataFrame, images: Sequence[ColumnDecode]) -> DataFrame:
     """The meta of a decoded frame."""
     for column in images:
         meta = column.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
@@ -134,7 +134,7 @@ def decode_rows(
     open_images: OpenImages,
     only: ErrorFilter = None,
     limit: int | None = None,
-) -> Any:
+) -> DataFrame:
     """Put the pixels of the rows of a frame in place of what its image columns hold.
 
     With ``limit``, rows are decoded in slices that double in size, until so many are kept.
@@ -163,7 +163,7 @@ def put_pixels(
     images: Sequence[ColumnDecode],
     encoded: Sequence[EncodedImages],
     only: ErrorFilter = None,
-) -> Any:
+) -> DataFrame:
     """Judge encoded images by their headers, decode them, and put the pixels into the frame.
 
     ``encoded`` are those of each column, for the rows of the frame; ``only`` as for `Decode`.
