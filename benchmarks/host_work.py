@@ -45,6 +45,9 @@ BATCH, BATCH_BYTES = 256, 2**30
 
 CHANNELS = 3
 
+# Bytes at the end of a file by which it is told from others.
+_END = 32
+
 #: Images a second that a fast decoder decodes, and the partitions that are read with it.
 SPEED, PARTITIONS = 12_000, 6
 
@@ -86,8 +89,13 @@ def measure(path: Path, arguments: Any, clock: "Clock") -> dict[str, float]:
     partition, query = expr._filtered_task("partition", 0).args
     (split,) = partition
     with open_samples(split.shard, split.index, query.options) as rows:
-        headers = rows.headers(query.options.images[0], rows.numbers)
-        clock.shapes = np.array([[one.height, one.width, CHANNELS] for one in headers])
+        images = rows.images(query.options.images[0], rows.numbers)
+        images.prefetch()
+        clock.shapes = {
+            bytes(images.read(row)[-_END:]): (one.height, one.width, CHANNELS)
+            for row, one in enumerate(images.headers)
+        }
+        clock.rows = len(images)
     best: dict[str, float] = {}
     for _ in range(1 + arguments.rounds):
         found = whole(partition, query, clock) | stages(split, query)
@@ -106,25 +114,27 @@ def measure(path: Path, arguments: Any, clock: "Clock") -> dict[str, float]:
 
 
 class Clock:
-    """How long the thread worked while the decoder had nothing to do; which images come next."""
+    """How long the decoder had nothing to do, though a partition was read."""
 
     def __init__(self) -> None:
-        self.shapes = np.zeros((0, 3))
-        self.seconds, self.free = 0.0, 0.0
+        # Of a photograph by the end of its file.
+        self.shapes: dict[bytes, tuple[int, ...]] = {}
+        self.rows = 0
+        self.seconds = 0.0
         self.reset()
 
     def reset(self) -> None:
         """Begin a partition."""
-        self.images, self.since = 0, time.thread_time()
+        self.images, self.since = 0, time.perf_counter()
         self.idle: list[float] = []
 
     def begins(self) -> None:
         """The decoder has got a batch."""
-        self.idle.append(time.thread_time() - self.since)
+        self.idle.append(time.perf_counter() - self.since)
 
     def ends(self) -> None:
         """It has done what it got."""
-        self.since = time.thread_time()
+        self.since = time.perf_counter()
 
 
 def whole(partition: Any, query: Any, clock: Clock) -> dict[str, float]:
@@ -136,7 +146,7 @@ def whole(partition: Any, query: Any, clock: Clock) -> dict[str, float]:
     found = {
         "**whole**, processor time of all threads": time.process_time() - busy,
         "**whole**, by the clock": time.perf_counter() - start,
-        "of this thread, not overlapped with decoding": sum(clock.idle),
+        "not overlapped with decoding, by the clock": sum(clock.idle),
         "of that between two batches": sum(clock.idle[1:-1]),
     }
     assert clock.images == len(frame) == frame["image"].count(), "an image was not decoded"
@@ -146,13 +156,13 @@ def whole(partition: Any, query: Any, clock: Clock) -> dict[str, float]:
 def paced(partition: Any, query: Any, clock: Clock) -> dict[str, float]:
     """Seconds for each of some partitions where decoding takes as long as on a fast GPU."""
     found = {}
-    clock.seconds, clock.images = 1 / SPEED, 0
+    clock.seconds = 1 / SPEED
     for threads in (1, 2):
         start = time.perf_counter()
         with ThreadPoolExecutor(threads) as pool:
             read = lambda _: len(read_partition(partition, query))  # noqa: E731
             for rows in pool.map(read, range(PARTITIONS)):
-                assert rows == len(clock.shapes)
+                assert rows == clock.rows
         spent = (time.perf_counter() - start) / PARTITIONS
         found[f"beside a decoder of {SPEED:,} images/s, {threads} at a time"] = spent
     clock.seconds = 0.0
@@ -201,6 +211,7 @@ def stand_in(clock: Clock) -> None:
     dali.DaliDecoder._build = lambda _: InstantPipeline(clock)
     PandasBackend.pixel_buffer = lambda _, nbytes: NothingWritten(nbytes)
     planner._BATCH_BYTES = BATCH_BYTES
+    planner._AT_ONCE["cpu"] = planner._AT_ONCE["gpu"]
 
 
 class InstantPipeline:
@@ -209,7 +220,7 @@ class InstantPipeline:
     def __init__(self, clock: Clock) -> None:
         fn, types, _ = dali.dali()
         self._clock = clock
-        self._begun = 0.0
+        self._begun, self._shapes = 0.0, []
         self._pipeline = dali.new_pipeline("cpu", 1)
         with self._pipeline:
             source = fn.external_source(
@@ -222,6 +233,11 @@ class InstantPipeline:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._pipeline, name)
 
+    def feed_input(self, name: str, files: Any) -> None:
+        """Take a batch."""
+        self._shapes = [self._clock.shapes[bytes(np.asarray(file)[-_END:])] for file in files]
+        self._pipeline.feed_input(name, files)
+
     def schedule_run(self) -> None:
         """Begin to decode."""
         self._pipeline.schedule_run()
@@ -230,21 +246,19 @@ class InstantPipeline:
 
     def share_outputs(self) -> tuple["Decoded"]:
         """What was decoded."""
-        (fed,) = self._pipeline.share_outputs()
+        self._pipeline.share_outputs()
         if self._clock.seconds:
-            self._clock.free = max(self._clock.free, self._begun) + self._clock.seconds * len(fed)
-            time.sleep(max(0.0, self._clock.free - time.perf_counter()))
+            spent = self._clock.seconds * len(self._shapes)
+            time.sleep(max(0.0, self._begun + spent - time.perf_counter()))
         self._clock.ends()
-        first, self._clock.images = self._clock.images, self._clock.images + len(fed)
-        if self._clock.images == len(self._clock.shapes) and self._clock.seconds:
-            self._clock.images = 0  # of the partition, of which another follows
-        return (Decoded(self._clock.shapes[first : first + len(fed)]),)
+        self._clock.images += len(self._shapes)
+        return (Decoded(self._shapes),)
 
 
 class Decoded:
     """A tensor list without pixels."""
 
-    def __init__(self, shapes: np.ndarray) -> None:
+    def __init__(self, shapes: list[tuple[int, ...]]) -> None:
         self._shapes = shapes
 
     def __len__(self) -> int:
@@ -252,7 +266,7 @@ class Decoded:
 
     def shape(self) -> list[tuple[int, ...]]:
         """The shape of each image."""
-        return [tuple(shape) for shape in self._shapes.tolist()]
+        return self._shapes
 
 
 class NothingWritten:

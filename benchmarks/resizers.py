@@ -22,6 +22,7 @@ import _checkout  # noqa: F401
 import numpy as np
 from PIL import Image
 
+from dask_image_ingest.decode import DecodeSpec
 from dask_image_ingest.decode.resize import ResizedImage
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
@@ -29,6 +30,9 @@ sys.path.insert(1, str(Path(__file__).resolve().parents[1] / "tests" / "support"
 from witnesses import resized_by_dali, resized_by_pillow
 
 BATCH = 64
+
+# Outermost pixels of the result to which a filter reaches from outside of the image.
+EDGES = {"bilinear": 1, "bicubic": 2, "lanczos": 3}
 
 
 def main() -> None:
@@ -38,13 +42,14 @@ def main() -> None:
     parser.add_argument("shards", nargs="+", type=Path, help="tar files of photographs")
     parser.add_argument("--images", type=int, default=400, help="at most (default 400)")
     parser.add_argument("--sizes", type=int, nargs="+", default=[224, 64, 24])
+    parser.add_argument("--interpolation", choices=EDGES, default="bilinear")
     arguments = parser.parse_args()
     images = list(itertools.islice(photographs(arguments.shards), arguments.images))
     print(f"{len(images)} images; levels of 255: at most, and in the mean (of the worst image)\n")
     print("| size | beside | all pixels | outermost | the rest |")
     print("|---:|---|---:|---:|---:|")
     for size in arguments.sizes:
-        rows, took = compare(images, size)
+        rows, took = compare(images, size, arguments.interpolation)
         for name, counts in rows.items():
             print(f"| {size} | {name} | {' | '.join(map(text, counts))} |")
         times = ", ".join(f"{name} {seconds * 1e3 / len(images):.2f}" for name, seconds in took)
@@ -62,19 +67,23 @@ def photographs(shards: list[Path]) -> Iterator[np.ndarray]:
 
 
 def compare(
-    images: list[np.ndarray], size: int
+    images: list[np.ndarray], size: int, filter: str
 ) -> tuple[dict[str, list[np.ndarray]], list[tuple[str, float]]]:
     """Largest and mean difference of each image: all pixels, the outermost, and the rest."""
     ways: dict[str, Callable] = {
-        "DALI": lambda some: resized_by_dali(some, "stretch", (size, size)),
+        "DALI": lambda some: resized_by_dali(some, size=(size, size), interpolation=filter),
         "the CPU": lambda some: [
-            np.asarray(ResizedImage(image, (size, size), "stretch")) for image in some
+            np.asarray(ResizedImage(image, geometry, filter)) for image in some
         ],
-        "Pillow": lambda some: [resized_by_pillow(image, (size, size)) for image in some],
+        "Pillow": lambda some: [
+            resized_by_pillow(image, (size, size), Image.Resampling[filter.upper()])
+            for image in some
+        ],
     }
+    geometry, edge = DecodeSpec(size=(size, size)).geometry(size, size), EDGES[filter]
     seconds = dict.fromkeys(ways, 0.0)
     outermost = np.ones((size, size), bool)
-    outermost[1:-1, 1:-1] = False
+    outermost[edge:-edge, edge:-edge] = False
     parts = np.ones((size, size), bool), outermost, ~outermost
     found: dict[str, list[list]] = {"the CPU": [[], [], []], "Pillow": [[], [], []]}
     for first in range(0, len(images), BATCH):

@@ -1,5 +1,6 @@
 """The steps for a GPU: each in a process of its own, its log kept, none in the way of another."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -121,9 +122,76 @@ def test_a_plan_fits_its_minutes_and_names_what_is_left(tool, monkeypatch, capsy
     )
     assert sum(float(each) for each, _ in calls) <= minutes
     names = [name for _, name in calls]
-    # What needs least comes first, and what is not planned is left.
-    assert names[:3] == ["0", "0b", "1"]
+    # The first day comes first, and what is not planned is left.
+    assert names[0] == "first"
+    assert len(names) > 1
     assert all((f"--group {g.name}:" in left) == (g.name not in names) for g in tool.GROUPS)
+
+
+def test_what_is_done_is_not_planned_again(tool, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["on_a_card.py", "--plan", "--done", "first", "0b"])
+    assert tool.main() == 0
+    told = capsys.readouterr().out
+    assert "--group first" not in told
+    assert "--group 0b" not in told
+    assert "--group 4" in told
+
+
+def test_a_machine_that_vanished_between_two_calls_is_noticed_and_begun_again(
+    tool, tmp_path, monkeypatch, capsys
+):
+    """The next one is bare. Parts of packages come in calls of their own, and steps in the last."""
+    parts = {"part-00": "brought_a", "part-01": "brought_b"}
+    prints = "python -c 'import brought_a, brought_b; print(brought_a.__file__)'"
+    group = tool.Group(
+        "first", "both", (tool.Step("both", "parts", prints),), tuple(parts.values())
+    )
+    monkeypatch.setattr(tool, "GROUPS", (group,))
+
+    class Machine:
+        """A folder that packages are unpacked to; a fresh machine has an empty one."""
+
+        def __init__(self, name):
+            self.site = tmp_path / name
+            self.site.mkdir()
+
+        def unpack(self, part):
+            (self.site / f"{parts[part]}.py").touch()
+
+        def call(self):
+            monkeypatch.setenv("PYTHONPATH", str(self.site))
+            monkeypatch.setattr(sys, "path", [str(self.site), *sys.path])
+            importlib.invalidate_caches()
+            monkeypatch.setattr(sys, "argv", ["on_a_card.py", str(tmp_path / "out")])
+            return tool.main(), capsys.readouterr().out, (tmp_path / "out/summary.md").read_text()
+
+    first = Machine("first")
+    first.unpack("part-00")
+    # It is given back, and the next call gets another one.
+    second = Machine("second")
+    second.unpack("part-01")
+    status, told, summary = second.call()
+    assert status == tool.BARE
+    assert "brought_a" in told
+    assert "brought_b" not in told
+    assert "Begin again" in told
+    assert "| both | parts | not begun | |" in summary
+    assert not (tmp_path / "out" / "group-first.log").exists()
+    for part in parts:
+        second.unpack(part)
+    status, told, summary = second.call()
+    assert status == 0
+    assert str(second.site / "brought_a.py") in told
+    assert "| ok |" in summary
+
+
+def test_no_group_begins_without_the_modules_of_its_tests(tool):
+    """RAPIDS and DALI are not here."""
+    for group in tool.GROUPS:
+        assert set(tool.absent(group)) <= set(group.modules)
+        assert group.modules
+        if not importlib.util.find_spec("cudf"):
+            assert {"cupy"} <= set(tool.absent(group))
 
 
 def test_the_steps_lead_to_files_that_there_are(tool, monkeypatch, capsys):

@@ -1,17 +1,19 @@
 """Everything that is to be seen on a GPU, in groups that each fit a call of eight minutes.
 
-    python tools/on_a_card.py --plan             # the calls that fit 30 minutes, in order of worth
-    python tools/on_a_card.py --plan 15          # or so many
+    python tools/on_a_card.py OUT --group first  # the first day: a little of all, in one call
+    python tools/on_a_card.py --plan             # the calls that fit 15 minutes, in order of worth
+    python tools/on_a_card.py --plan 30 --done first 0b       # what comes next, in so many
     python tools/on_a_card.py --list             # the groups, their steps, and what each shows
-    python tools/on_a_card.py OUT --group 1      # one group
     python tools/on_a_card.py OUT --minutes 7.5  # as many steps as that takes, in order
     python tools/on_a_card.py OUT --only read    # one or some steps
 
-OUT is a folder. ``group-NAME.log`` holds what the steps of a group printed; ``summary.md`` how each
-step of this call ended, and the lines that belong into docs/benchmarks.md. Each step is a process
-of its own, and one that fails or hangs keeps no other from running. The package need not be
-installed; what it needs has to be, as listed in tests/gpu/README.md: the step ``machine`` names
-what is missing. It has not run on a GPU yet.
+It is for a rented machine with a GPU, on which each minute counts and which may be another one in
+the next call. OUT is a folder. ``group-NAME.log`` holds what the steps of a group printed;
+``summary.md`` how each step of this call ended, and the lines that belong into docs/benchmarks.md.
+Each step is a process of its own, and one that fails or hangs keeps no other from running. The
+package need not be installed; what it needs has to be, as listed in tests/gpu/README.md: no step of
+a group begins where something is missing, and the exit status is then 3. It has not run on a GPU
+yet; ``--simulated`` rehearses it without one.
 """
 
 # ruff: noqa: T201 - a command line tool
@@ -19,6 +21,7 @@ what is missing. It has not run on a GPU yet.
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import os
 import re
 import shlex
@@ -35,8 +38,19 @@ ROOT = Path(__file__).resolve().parents[1]
 CALL_MINUTES = 8
 UNPACK_MINUTES = 0.5
 
-#: What all calls may take together.
-LEASE_MINUTES = 30
+#: What a machine may be held for; and of that, until it is there and all packages are unpacked.
+LEASE_MINUTES = 15
+START_MINUTES = 2.5
+
+#: Set where the steps are rehearsed on the simulated GPU.
+SIMULATED = "SIMULATED_GPU"
+
+#: The exit status if this machine lacks what a group needs.
+BARE = 3
+
+#: What the steps need beside this package's own imports: without RAPIDS, and with it.
+DALI = ("cupy", "nvidia.dali")
+ALL = (*DALI, "cudf", "dask_cuda", "dask_cudf", "pylibcudf", "rmm")
 
 
 class Step(NamedTuple):
@@ -56,12 +70,17 @@ class Group(NamedTuple):
     name: str
     shows: str
     steps: tuple[Step, ...]
-    needs: str = "all packages of the extra"
+    modules: tuple[str, ...] = ()
 
     @property
     def minutes(self) -> float:
         """What a call for it takes at most."""
         return UNPACK_MINUTES + sum(step.minutes for step in self.steps)
+
+    @property
+    def needs(self) -> str:
+        """The packages that it needs, in words."""
+        return "all packages of the extra" if self.modules == ALL else ", ".join(self.modules)
 
 
 # What is imported beside RAPIDS and DALI, which the step ``api`` looks at.
@@ -85,21 +104,47 @@ TESTS = "python -m pytest -p no:cacheprovider -rA --tb=long --durations=10"
 # Of a benchmark: the table, what was busy, bad rows, and what was hoped for.
 FIGURES = r"^\||^target|images/s|rows without an image|^NVIDIA|\([ansb]\):"
 
-# In order of worth.
+# In order of what is known least.
 GROUPS = (
     Group(
-        "0",
-        "what needs no RAPIDS: copies beside a busy stream, curation on CuPy, DLPack",
+        "first",
+        "a little of all: CuPy, torch, DALI, 15 flows, pixels under load, speed beside DALI alone",
         (
-            Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 0.25),
             Step(
-                "bare",
-                "pixels in one buffer, signals, hashes and heads as NumPy's, memory of torch",
+                "machine",
+                "Python, cores, the release of each package, and that none is missing",
+                f"python -c {shlex.quote(MACHINE)}",
+                0.5,
+                figures=r"bytes$|cores$|^driver|^(nvidia-dali|nvidia-nvimgcodec|cudf|cupy|dask)",
+            ),
+            Step(
+                "first-bare",
+                "copies, signals, hashes, memory of torch, and DALI's decode beside Pillow's",
                 f"{TESTS} tests/gpu/test_bare.py",
+                1,
+            ),
+            Step(
+                "first-flows",
+                "15 flows of the guide as with pandas",
+                f"{TESTS} tests/gpu/test_flows.py -m first",
                 1.5,
             ),
+            Step(
+                "first-corruption",
+                "right pixels while other work is queued, in five reads of each way",
+                "python tests/gpu/corruption.py --reads 5",
+                2,
+                figures=r"^hardware load",
+            ),
+            Step(
+                "first-job",
+                "500 x 375: DALI alone, reads here and on a cluster, and their ratio to DALI",
+                "python benchmarks/gpu.py --only '0.2 MP' --figures asb --scale 0.25 --repeats 2",
+                2.5,
+                figures=FIGURES,
+            ),
         ),
-        "CUDA 12 or 13, Python 3.12, CuPy, PyTorch, and what the package imports",
+        ALL,
     ),
     Group(
         "0b",
@@ -113,69 +158,21 @@ GROUPS = (
                 figures=r"^(share|places|build|refused):",
             ),
         ),
-        "as 0, and DALI",
+        DALI,
     ),
     Group(
-        "1",
-        "the machine has all that is needed, and a cuDF partition does what a pandas one does",
+        "4",
+        "frames weigh what their pixels do",
         (
             Step(
-                "machine",
-                "Python, cores, the release of each package, and that none is missing",
-                f"python -c {shlex.quote(MACHINE)}",
-                0.5,
-                figures=r"bytes$|cores$|^driver|^(nvidia-dali|nvidia-nvimgcodec|cudf|cupy|dask)",
-            ),
-            Step(
-                "contract",
-                "a cuDF partition does what a pandas one does",
-                f"{TESTS} tests/gpu/test_cudf.py",
-                1.5,
-            ),
-            Step(
-                "flows",
-                "each flow of the guide as with pandas: empty partitions, lazy vectors, late "
-                "decodes, to_backend, export, checkpoint, curation",
-                f"{TESTS} tests/gpu/test_flows.py",
-                2.5,
-            ),
-            Step(
-                "contract-spilling",
-                "the contract with cuDF's spilling, and that pixels come back from host memory",
-                f"{TESTS} tests/gpu/test_cudf.py",
-                1.5,
-                {"CUDF_SPILL": "1"},
-            ),
-            Step(
-                "curate",
-                "duplicates and clusters of a cuDF frame are those of a pandas frame",
-                f"{TESTS} tests/gpu/test_curate.py",
-                1,
+                "memory",
+                "what dask sees, what is sent, the peak of a late decode, shuffles of real pixels",
+                f"{TESTS} -s tests/gpu/test_gpu_memory.py",
+                3.25,
+                figures=r"bytes of pixels|^\{'peak'",
             ),
         ),
-    ),
-    Group(
-        "2",
-        "images per second beside DALI alone and NeMo Curator's pattern, small and large",
-        (
-            Step(
-                "job",
-                "500 x 375 and 12 MP: DALI alone, reads here and on a cluster, a pipeline a shard",
-                "python benchmarks/gpu.py --only '0.2 MP' '12 MP' --figures asbd --scale 0.25 "
-                "--repeats 2",
-                4.5,
-                figures=FIGURES,
-            ),
-            Step(
-                "job-without-engines",
-                "the same on the cores of the GPU alone",
-                "python benchmarks/gpu.py --only '0.2 MP' '12 MP' --figures ab --scale 0.25 "
-                "--repeats 2 --hw-decoder-load 0",
-                3,
-                {"DASK_IMAGE_INGEST__HW_DECODER_LOAD": "0"},
-                FIGURES,
-            ),
-        ),
+        ALL,
     ),
     Group(
         "3",
@@ -201,19 +198,7 @@ GROUPS = (
                 1.5,
             ),
         ),
-    ),
-    Group(
-        "4",
-        "frames weigh what their pixels do",
-        (
-            Step(
-                "memory",
-                "what dask sees, what is sent, the peak of a late decode, shuffles of real pixels",
-                f"{TESTS} -s tests/gpu/test_gpu_memory.py",
-                3.25,
-                figures=r"bytes of pixels|^\{'peak'",
-            ),
-        ),
+        ALL,
     ),
     Group(
         "5",
@@ -227,6 +212,7 @@ GROUPS = (
                 figures=r"bytes grown since|^\{'host to device'",
             ),
         ),
+        ALL,
     ),
     Group(
         "6",
@@ -258,6 +244,78 @@ GROUPS = (
                 1.5,
             ),
         ),
+        ALL,
+    ),
+    Group(
+        "2",
+        "images per second beside DALI alone and NeMo Curator's pattern, small and large",
+        (
+            Step(
+                "job",
+                "500 x 375 and 12 MP: DALI alone, reads here and on a cluster, a pipeline a shard",
+                "python benchmarks/gpu.py --only '0.2 MP' '12 MP' --figures asbd --scale 0.25 "
+                "--repeats 2",
+                4.5,
+                figures=FIGURES,
+            ),
+            Step(
+                "job-without-engines",
+                "the same on the cores of the GPU alone",
+                "python benchmarks/gpu.py --only '0.2 MP' '12 MP' --figures ab --scale 0.25 "
+                "--repeats 2 --hw-decoder-load 0",
+                3,
+                {"DASK_IMAGE_INGEST__HW_DECODER_LOAD": "0"},
+                FIGURES,
+            ),
+        ),
+        ALL,
+    ),
+    Group(
+        "1",
+        "a cuDF partition does what a pandas one does",
+        (
+            Step(
+                "contract",
+                "a cuDF partition does what a pandas one does",
+                f"{TESTS} tests/gpu/test_cudf.py",
+                1.5,
+            ),
+            Step(
+                "flows",
+                "each flow of the guide as with pandas: empty partitions, lazy vectors, late "
+                "decodes, to_backend, export, checkpoint, curation",
+                f"{TESTS} tests/gpu/test_flows.py",
+                2.5,
+            ),
+            Step(
+                "contract-spilling",
+                "the contract with cuDF's spilling, and that pixels come back from host memory",
+                f"{TESTS} tests/gpu/test_cudf.py",
+                1.5,
+                {"CUDF_SPILL": "1"},
+            ),
+            Step(
+                "curate",
+                "duplicates and clusters of a cuDF frame are those of a pandas frame",
+                f"{TESTS} tests/gpu/test_curate.py",
+                1,
+            ),
+        ),
+        ALL,
+    ),
+    Group(
+        "0",
+        "what needs no RAPIDS: copies beside a busy stream, curation on CuPy, DLPack",
+        (
+            Step("card", "the card, its driver, what else runs on it", "nvidia-smi -q", 0.25),
+            Step(
+                "bare",
+                "pixels in one buffer, signals, hashes and heads as NumPy's, memory of torch",
+                f"{TESTS} tests/gpu/test_bare.py",
+                1.5,
+            ),
+        ),
+        ("cupy",),
     ),
     Group(
         "7",
@@ -271,6 +329,7 @@ GROUPS = (
                 figures=FIGURES,
             ),
         ),
+        ALL,
     ),
     Group(
         "8",
@@ -284,6 +343,7 @@ GROUPS = (
                 figures=FIGURES,
             ),
         ),
+        ALL,
     ),
     Group(
         "9",
@@ -309,14 +369,39 @@ GROUPS = (
                 figures=r"^\|",
             ),
         ),
+        ALL,
     ),
 )
+
+
+def absent(group: Group) -> list[str]:
+    """Modules that a group needs and that this machine does not have."""
+    return [name for name in (*group.modules, *IMPORTED.split()) if not _is_there(name)]
+
+
+def _is_there(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its package
+        return False
+
+
+def begin_again(group: Group, missing: list[str]) -> str:
+    """What to do on a machine that lacks something."""
+    return (
+        f"group {group.name}: not begun, this machine lacks {', '.join(missing)}. It is bare: it "
+        "was started afresh, or not all packages were brought. Begin again: unpack all parts of "
+        "packages (.gpu-pack/), from the first on, each in its own call right after the one "
+        "before, and then run this group, in the call of the last part"
+    )
 
 
 def run(step: Step, log: Path) -> tuple[str, float]:
     """Run one step, to the end of a log; gives how it ended and after how many seconds."""
     environment = os.environ | step.environment | {"PYTHONUNBUFFERED": "1"}
     paths = [str(ROOT), str(ROOT / "tests" / "support"), os.environ.get("PYTHONPATH")]
+    if SIMULATED in environment:
+        paths[1:1] = [str(ROOT / "tests" / "played"), str(ROOT / "tests" / "played" / "rehearsed")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable if word == "python" else word for word in shlex.split(step.command)]
     start = time.monotonic()
@@ -381,11 +466,14 @@ def show_list() -> None:
             print(f"    {step.name}: {step.shows}{copied}\n        {variables}{step.command}")
 
 
-def show_plan(minutes: float) -> None:
+def show_plan(minutes: float, done: list[str]) -> None:
     """Say which calls fit so many minutes, in order of worth, and what is left for another time."""
-    used, left = 0.0, []
+    used, left = START_MINUTES, []
     print(f"In {minutes:g} minutes, at most {CALL_MINUTES:g} a call, with the time to unpack:\n")
+    print(f"{used:4.2g} min  until the machine is there and has the packages")
     for group in GROUPS:
+        if group.name in done:
+            continue
         if used + group.minutes > minutes:
             left.append(group)
             continue
@@ -410,6 +498,10 @@ def main() -> int:
     parser.add_argument("--group", choices=[g.name for g in GROUPS], help="one group alone")
     parser.add_argument("--only", nargs="+", choices=names, metavar="STEP", help="some steps alone")
     parser.add_argument("--minutes", type=float, default=600, help="begin no step after these")
+    parser.add_argument("--done", nargs="+", default=[], metavar="GROUP", help="not to be planned")
+    parser.add_argument(
+        "--simulated", action="store_true", help="on a simulated GPU: for an environment of RAPIDS"
+    )
     parser.add_argument("--list", action="store_true", help="say what there is, and run nothing")
     parser.add_argument(
         "--plan",
@@ -421,7 +513,7 @@ def main() -> int:
     )
     arguments = parser.parse_args()
     if arguments.plan is not None:
-        show_plan(arguments.plan)
+        show_plan(arguments.plan, arguments.done)
         return 0
     if arguments.list:
         show_list()
@@ -429,7 +521,10 @@ def main() -> int:
     if arguments.out is None:
         parser.error("OUT is missing: the folder for the logs")
     arguments.out.mkdir(parents=True, exist_ok=True)
+    if arguments.simulated:
+        os.environ[SIMULATED] = "1"
     rows: list[str] = []
+    is_bare = False
     figures: dict[str, list[str]] = {}
     end = time.monotonic() + 60 * arguments.minutes
     for group in GROUPS:
@@ -438,6 +533,12 @@ def main() -> int:
             continue
         print(f"{time.strftime('%X')} group {group.name}: {group.shows}", flush=True)
         log = arguments.out / f"group-{group.name}.log"
+        if missing := absent(group):
+            is_bare = True
+            rows += [f"| {step.name} | {step.shows} | not begun | |" for step in steps]
+            (arguments.out / "summary.md").write_text(summary(rows, figures))
+            print(begin_again(group, missing), flush=True)
+            continue
         for step in steps:
             left = (end - time.monotonic()) / 60
             if left <= 0:
@@ -457,7 +558,7 @@ def main() -> int:
             print(f"{time.strftime('%X')} {step.name}: {ended}, {seconds:.0f} s\n", flush=True)
             # After each step, for whoever is cut off.
             (arguments.out / "summary.md").write_text(summary(rows, figures))
-    return int(any("| ok |" not in row for row in rows))
+    return BARE if is_bare else int(any("| ok |" not in row for row in rows))
 
 
 if __name__ == "__main__":

@@ -90,8 +90,9 @@ def start_cluster(
 ) -> Client:
     """Start a cluster on this machine and connect to it.
 
-    Workers have one task thread each. There is one worker per GPU, or without GPUs one per core up
-    to 8, and they share the cores for decoding.
+    There is one worker per GPU, with two task threads: one prepares a partition while the GPU
+    decodes that of the other. Without GPUs there is one worker per core up to 8, with one task
+    thread. They share the cores for decoding.
 
     Parameters
     ----------
@@ -153,7 +154,7 @@ def start_cluster(
     threads = decode_threads or max(1, cores // n_workers)
     settings = {
         "n_workers": n_workers,
-        "threads_per_worker": 1,
+        "threads_per_worker": 2 if use_gpu else 1,
         "dashboard_address": dashboard_address or ":0",
         **kwargs,
     }

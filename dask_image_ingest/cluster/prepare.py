@@ -342,9 +342,9 @@ def _warnings(table: pd.DataFrame, shards: int | None) -> Iterable[str]:
             f"more threads of workers than cores on {_few(hosts)}: decoding gets slower. Start "
             "fewer workers there, or with fewer threads (--nthreads)"
         )
-    several = table[table["gpu"].notna() & (table["threads"] > 1)]
+    several = table[table["gpu"].notna() & (table["threads"] > 2)]
     if len(several):
-        yield f"{_workers(several)} a GPU and several threads: start them with --nthreads 1"
+        yield f"{_workers(several)} a GPU and more than two threads: start them with --nthreads 2"
     unlimited = table[table["memory_limit"].fillna(0) == 0]
     if len(unlimited):
         yield (

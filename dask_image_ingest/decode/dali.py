@@ -14,7 +14,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -31,10 +31,10 @@ from dask_image_ingest.errors import MissingDependencyError
 # Limit of a batch's decoded bytes: larger than on a CPU, to keep a GPU busy.
 _MAX_BYTES = 2**30
 
-# Limit of a batch as a share of the GPU's memory. DALI holds the pixels of two batches, and of one
-# more before its resize; start_cluster leaves it 3/10 of the memory, for these and for its context
-# and decoder tables.
-_MAX_SHARE = 1 / 24
+# Limit of a batch as a share of the GPU's memory. DALI holds the pixels of two batches for each
+# partition that is decoded, of which there are two at a time, and of one more before its resize;
+# start_cluster leaves it 3/10 of the memory, for these and for its context and decoder tables.
+_MAX_SHARE = 1 / 48
 
 # Edge of the images in `first_batch`: whole blocks of 4:2:0, large enough for hardware decoders.
 _EDGE = 64
@@ -82,7 +82,8 @@ def first_batch(decoding: DecodeSpec, size: int) -> list[np.ndarray]:
 
     The first batch of a decoder fixes how many images of every later batch go to the hardware JPEG
     engines: a share of that first batch (``assigned_batch_size_`` in nvImageCodec's
-    ``image_generic_codec.h``). After a first batch of 64 they would be idle for most of each 256.
+    ``image_generic_codec.h``). After a first batch of 64 they would be idle for most of each 256;
+    after one of 256, they get batches of up to 166 images whole.
     """
     nbytes = decoding.nbytes(Header("jpeg", _EDGE, _EDGE, decoding.channels, None, False))
     fit = batch_bytes(current_device()) // nbytes
@@ -152,10 +153,7 @@ def keep_freed_memory() -> None:
 
 
 class BatchPipeline:
-    """DALI pipeline that is built on first use, and rebuilt after a fatal error.
-
-    Not thread-safe. A caller that does not collect what it scheduled, after an error or interrupt,
-    must call `clear`, or the next caller would get its batch.
+    """DALI pipeline that is built on first use, and rebuilt after a fatal error. Not thread-safe.
 
     Parameters
     ----------
@@ -172,7 +170,6 @@ class BatchPipeline:
         self._build = build
         self._survives = survives
         self._pipeline: Any = None
-        self._busy = False  # a batch is scheduled and not collected
         _all.add(self)
 
     def build(self) -> None:
@@ -180,44 +177,42 @@ class BatchPipeline:
         if self._pipeline is None:
             self._pipeline = self._build()
 
-    def schedule(self, **inputs: Any) -> None:
-        """Start a batch; ``inputs`` by the names of the pipeline's external sources."""
-        # First, since an interrupt may come at any line.
-        self._busy = True
-        self.build()
-        # Keep a reference: DALI reads this memory without a copy.
-        self._pipeline.inputs_underway = inputs
-        for name, batch in inputs.items():
-            self._pipeline.feed_input(name, batch)
-        self._pipeline.schedule_run()
+    def drop(self) -> None:
+        """Have the next batch get a new pipeline."""
+        self._pipeline = None
 
-    def collect(self) -> Any:
-        """Wait for the batch and return the tensor list of each output.
+    def run(self, **inputs: Any) -> Any:
+        """Run a batch, and return the tensor list of each output.
+
+        Parameters
+        ----------
+        inputs
+            By the names of the pipeline's external sources.
 
         Raises
         ------
         RuntimeError
             If an operator fails. Unless the pipeline survives, the next batch gets a new one.
         """
+        self.build()
+        pipeline = self._pipeline
+        # Keep a reference: DALI reads this memory without a copy.
+        pipeline.inputs_underway = inputs
         try:
-            outputs = self._pipeline.share_outputs()
-        except RuntimeError as error:
-            if self._survives(str(error)):
-                self._pipeline.inputs_underway = None
+            for name, batch in inputs.items():
+                pipeline.feed_input(name, batch)
+            pipeline.schedule_run()
+            outputs = pipeline.share_outputs()
+        except BaseException as error:
+            if isinstance(error, RuntimeError) and self._survives(str(error)):
+                pipeline.inputs_underway = None
             else:
                 self._pipeline = None
-            self._busy = False
             raise
         # The outputs stay valid: in DALI's default execution model they own their buffers.
-        self._pipeline.release_outputs()
-        self._pipeline.inputs_underway = None
-        self._busy = False
+        pipeline.release_outputs()
+        pipeline.inputs_underway = None
         return outputs
-
-    def clear(self) -> None:
-        """Drop the pipeline if it holds a batch that was not collected."""
-        if self._busy:
-            self._busy, self._pipeline = False, None
 
     def abandon(self) -> None:
         """Leak the pipeline of the parent process after a fork."""
@@ -262,7 +257,10 @@ class Refused(NamedTuple):
 
 
 class DaliDecoder:
-    """Decoder with a DALI pipeline that is kept between partitions. Not thread-safe.
+    """Decoder with a DALI pipeline that is kept between partitions. Thread-safe.
+
+    DALI runs in a thread of its own, one batch after the other. So the threads that decode
+    partitions prepare and copy batches while DALI has one, and none waits for another's bytes.
 
     Parameters
     ----------
@@ -278,14 +276,22 @@ class DaliDecoder:
     def __init__(self, decoding: DecodeSpec, source: Input) -> None:
         self._decoding = decoding
         self._source = source
+        # Images of the batches to come, and of the first batch of the pipeline; for a GPU.
+        self._expected, self._primed = 0, 0
         # Survive bad images: rebuilding is expensive, on a GPU above all.
         self._batch_pipeline = BatchPipeline(lambda: self._build(), self._is_bad_image)
+        device = current_device() if decoding.device == "gpu" else None
+        self._thread = ThreadPoolExecutor(1, "dali", _use_device, (device,))
+
+    def expect(self, images: int) -> None:
+        """Announce batches of so many images, as which a pipeline for a GPU is primed.
+
+        A pipeline that was primed with less than half of it is built anew.
+        """
+        self._expected = max(self._expected, images)
 
     def run(self, batches: Iterable[list[Item]]) -> Iterator[Any]:
         """Decode batches; the next one is decoded while the caller uses the last.
-
-        If the iterator is not exhausted, call `clear`. It holds no lock, since a traceback may keep
-        it alive.
 
         Parameters
         ----------
@@ -298,21 +304,17 @@ class DaliDecoder:
         batches give an empty list.
         """
         inputs = map(self._as_input, batches)
-        batch = next(inputs, None)
-        if batch:
-            self._batch_pipeline.schedule(**batch)
-        while batch is not None:
+        decoded = self._start(next(inputs, None))
+        while decoded is not None:
             # Read ahead while DALI decodes: this may wait for bytes.
-            following = next(inputs, None)
-            images = self._collect() if batch else []
-            if following:
-                self._batch_pipeline.schedule(**following)
+            following = self._start(next(inputs, None))
+            images = decoded.result()
+            decoded = following
             yield images
-            batch = following
+            del images
 
-    def clear(self) -> None:
-        """Drop batches that an earlier caller did not collect."""
-        self._batch_pipeline.clear()
+    def _start(self, inputs: dict[str, Any] | None) -> Future[Any] | None:
+        return None if inputs is None else self._thread.submit(self._decode, inputs)
 
     def _as_input(self, batch: list[Any]) -> dict[str, Any]:
         """Inputs of the pipeline; none for an empty batch."""
@@ -326,9 +328,16 @@ class DaliDecoder:
         # Convert now, while the batch before is decoded; DALI would do it when the batch is fed.
         return {_INPUT: batch if self._source == "pixels" else tensor_list(batch), **regions}
 
-    def _collect(self) -> Any:
+    def _decode(self, inputs: dict[str, Any]) -> Any:
+        """Run DALI, in its thread."""
+        # Taken out of the caller's dict, so that nothing holds the files once they are decoded.
+        batch = {name: inputs.pop(name) for name in [*inputs]}
+        if not batch:
+            return []
+        if self._expected > 2 * self._primed:
+            self._batch_pipeline.drop()
         try:
-            (images,) = self._batch_pipeline.collect()
+            (images,) = self._batch_pipeline.run(**batch)
             return images
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.
@@ -376,6 +385,7 @@ class DaliDecoder:
             pipeline.set_outputs(gpu_resized(images, options, region) if gpu else images)
         try:
             pipeline.build()
+            self._primed = self._expected or BATCH_SIZE
             if gpu and self._source != "pixels":
                 self._prime(pipeline)
         except RuntimeError as error:
@@ -384,8 +394,8 @@ class DaliDecoder:
         return pipeline
 
     def _prime(self, pipeline: Any) -> None:
-        """Decode a full batch of tiny JPEGs first: see `first_batch`."""
-        batch = first_batch(self._decoding, BATCH_SIZE)
+        """Decode a batch of tiny JPEGs first, as many as are expected: see `first_batch`."""
+        batch = first_batch(self._decoding, self._expected or BATCH_SIZE)
         pipeline.feed_input(_INPUT, batch)
         if self._decoding.takes_regions:
             whole = place(Region(0, 0, _EDGE, _EDGE), self._decoding)
@@ -393,6 +403,14 @@ class DaliDecoder:
         pipeline.schedule_run()
         pipeline.share_outputs()
         pipeline.release_outputs()
+
+
+def _use_device(device: int | None) -> None:
+    """Select the GPU of this thread, which starts on the first one."""
+    if device is not None and device != current_device():
+        import cupy
+
+        cupy.cuda.runtime.setDevice(device)
 
 
 def new_pipeline(device: str, threads: int) -> Any:

@@ -18,7 +18,7 @@ from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage
-from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet, decoders_for
+from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
@@ -111,28 +111,24 @@ def decode_in_batches(
     shapes = np.zeros((len(images), 3), np.int32)
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
     schedule = BatchPlanner(images, decoding)
-    dali = decoders_for(decoding)
+    dali = schedule.decoders()
     scaled = None
     if decoding.scaled and any_reduced(images.headers, decoding):
         scaled = ScaledDecoder(decoding, dali)
-    # A scaled decode runs in the shared thread pool and takes the lock only for its DALI batches.
-    with nullcontext() if scaled else dali.lock:
-        try:
-            dali.clear()
-            for batch, decoded in _dali_outputs(schedule, scaled, dali):
-                schedule.learn(_rows_without_image(batch.dali_rows, decoded))
-                rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
-                if decoding.resized_here:
-                    decoded = _resized(decoded, rows, batch, decoding)
-                if rows and dali.transform is not None:
-                    origins = [images.origin(row) for row in rows]
-                    decoded = dali.transform.run(_materialized(decoded), origins)
-                shapes[rows] = _shapes(decoded)
-                if itemsizes is not None:
-                    itemsizes[rows] = [image.dtype.itemsize for image in decoded]
-                buffer.append(decoded)
-        finally:
-            dali.clear()
+    # A scaled decode runs in the shared thread pool, and hands DALI the few images that remain.
+    with nullcontext() if scaled else dali.partitions:
+        for batch, decoded in _dali_outputs(schedule, scaled, dali):
+            schedule.learn(_rows_without_image(batch.dali_rows, decoded))
+            rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
+            if decoding.resized_here:
+                decoded = _resized(decoded, rows, batch, decoding)
+            if rows and dali.transform is not None:
+                origins = [images.origin(row) for row in rows]
+                decoded = dali.transform.run(_materialized(decoded), origins)
+            shapes[rows] = _shapes(decoded)
+            if itemsizes is not None:
+                itemsizes[rows] = [image.dtype.itemsize for image in decoded]
+            buffer.append(decoded)
     return Pixels(buffer.finish(), shapes, errors, itemsizes)
 
 

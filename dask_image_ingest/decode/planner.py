@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from collections import Counter
@@ -35,50 +36,45 @@ from dask_image_ingest.decode.transform import Transform
 # Sets of options that queries use at the same time.
 _CACHE_SIZE = 3
 
+# Partitions that are decoded at once in a process.
+_AT_ONCE = {"cpu": 1, "gpu": 2}
+
 
 class DecoderSet:
-    """Decoders of one set of options in this process.
-
-    Use the decoders inside ``with decoders.lock``, but not in a generator: a stored traceback would
-    keep the lock taken. Call `clear` before and after, so that the next caller gets no images of
-    one that failed. `decode_alone` and `resize` do all that.
+    """Decoders of one set of options in this process; thread-safe.
 
     Attributes
     ----------
-    lock : threading.RLock
-        A pipeline can't be fed from two threads, and Dask may run several tasks in one process.
+    partitions : threading.Semaphore
+        To be held while a partition is decoded, so as to bound the memory of its batches. On a GPU
+        there may be two, one of which is prepared or copied while DALI decodes the other.
     encoded, suspect, pixels : DaliDecoder
         Decoders by ``source``.
     transform : Transform or None
-        The user's transform, to apply to their output; thread-safe.
+        The user's transform, to apply to their output.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
-        self.lock = threading.RLock()
+        self.partitions = threading.BoundedSemaphore(_AT_ONCE[decoding.device])
         self.encoded = DaliDecoder(decoding, "encoded")
         self.suspect = DaliDecoder(decoding, "suspect")
         self.pixels = DaliDecoder(decoding, "pixels")
         self.transform = None if decoding.transform is None else Transform(decoding)
 
-    def clear(self) -> None:
-        """Drop batches that were not collected."""
-        with self.lock:
-            for decoder in (self.encoded, self.suspect, self.pixels):
-                decoder.clear()
+    def expect(self, images: int) -> None:
+        """Announce batches of so many images, before the first of them."""
+        for decoder in (self.encoded, self.suspect):
+            decoder.expect(images)
 
     def decode_alone(self, encoded: list[Item]) -> Any:
         """Decode a single batch: a tensor list, or `Refused`."""
-        return self._run_one(self.encoded, encoded)
+        (images,) = self.encoded.run([encoded])
+        return images
 
     def resize(self, arrays: list[Item]) -> Any:
         """Resize a single batch of arrays: a tensor list."""
-        return self._run_one(self.pixels, arrays)
-
-    def _run_one(self, decoder: DaliDecoder, batch: list[Item]) -> Any:
-        with self.lock:
-            decoder.clear()
-            (images,) = decoder.run([batch])
-            return images
+        (images,) = self.pixels.run([arrays])
+        return images
 
 
 def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
@@ -87,14 +83,18 @@ def decode_one(encoded: np.ndarray, decoding: DecodeSpec) -> Any:
     return decoders_for(decoding).decode_alone([encoded])
 
 
-def decoders_for(decoding: DecodeSpec) -> DecoderSet:
-    """The decoders of this process for these options."""
-    device = current_device() if decoding.device == "gpu" else None
-    return _decoders(decoding, os.getpid(), device)
+def decoders_for(decoding: DecodeSpec, batch: int = BATCH_SIZE) -> DecoderSet:
+    """The decoders of this process for these options, and for batches of about so many images.
+
+    Those of a GPU serve batches of one order of magnitude: see `first_batch`.
+    """
+    on_gpu = decoding.device == "gpu"
+    magnitude = round(math.log2(batch)) if on_gpu else 0
+    return _decoders(decoding, os.getpid(), current_device() if on_gpu else None, magnitude)
 
 
 @functools.lru_cache(maxsize=_CACHE_SIZE)
-def _decoders(decoding: DecodeSpec, process: int, device: int | None) -> DecoderSet:
+def _decoders(decoding: DecodeSpec, process: int, device: int | None, magnitude: int) -> DecoderSet:
     # Pipelines can be used neither in a fork, which lacks their threads, nor on another GPU.
     return DecoderSet(decoding)
 
@@ -143,6 +143,12 @@ def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterat
 # Limit of a batch's decoded bytes; DALI holds two batches. A process with one decoding thread has
 # neighbours with as much, and is as fast with less.
 _BATCH_BYTES, _BATCH_BYTES_OF_ONE_THREAD = 2**26, 2**24
+
+# Decoded bytes of which a loader makes one piece.
+_PIECE_BYTES = 2**26
+
+# Headers by which the size of batches is estimated.
+_SAMPLED = 64
 
 # Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
@@ -208,6 +214,17 @@ class BatchPlanner:
         if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
+
+    def decoders(self) -> DecoderSet:
+        """The decoders of this process for these images."""
+        if self.decoding.device == "cpu":
+            return decoders_for(self.decoding)
+        headers = self.images.headers[:: max(1, len(self.images) // _SAMPLED)]
+        largest = _batch_of(self._max_bytes, [self._nbytes(each, None) for each in headers])
+        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(each) for each in headers])
+        decoders = decoders_for(self.decoding, largest)
+        decoders.expect(min(largest, max(piece, len(self.images))))
+        return decoders
 
     def learn(self, refused: Iterable[int]) -> None:
         """Adapt to the rows that DALI refused in a batch.
@@ -302,6 +319,12 @@ class BatchPlanner:
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
+
+
+def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
+    """Images in a batch of ``nbytes``, if they are as large as some on average."""
+    mean = sum(sizes) // max(1, len(sizes))
+    return min(BATCH_SIZE, max(1, nbytes // max(1, mean)))
 
 
 def _is_16_bit(format: str | None, data: bytes | memoryview) -> bool:

@@ -18,6 +18,7 @@ from typing import Any, Literal
 import numpy as np
 import pandas as pd
 import pyarrow as pa
+from pyarrow import parquet
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.export.members import Members
@@ -326,3 +327,10 @@ def table_to_bytes(table: pa.Table) -> bytes:
 def table_from_bytes(data: bytes) -> pa.Table:
     """Deserialize a table."""
     return pa.ipc.open_stream(data).read_all()
+
+
+def parquet_bytes(table: pa.Table) -> bytes:
+    """A table as a parquet file; deterministic."""
+    sink = pa.BufferOutputStream()
+    parquet.write_table(table, sink, compression="zstd", row_group_size=len(table) or None)
+    return sink.getvalue().to_pybytes()

@@ -43,9 +43,9 @@ from dask_image_ingest.storage import (
     LazyBytes,
     Shard,
     find_shards,
-    is_web,
     local_path,
     open_shard,
+    without_query,
 )
 from dask_image_ingest.tar import LARGEST_VALUE, Places, ShardIndex, index_tar, read_member
 
@@ -99,7 +99,7 @@ def locate_in_task(rows: pa.Table, context: ExportContext) -> tuple[SourceShard,
 def _source(
     url: str, version: str, index: ShardIndex, renamed: bool, expanded: str | None = None
 ) -> SourceShard:
-    damage = None if index.damage is None else f"{index.damage.code}: {index.damage.reason}"
+    damage = None if index.damage is None else str(index.damage)
     return SourceShard(url, version, renamed, expanded, damage, len(index.interleaved))
 
 
@@ -223,7 +223,7 @@ def _index(content: LazyBytes, url: str, wanted: pa.RecordBatch) -> ShardIndex:
     # At offset 0 there is an image file; a tar has a header there.
     if any(offset != 0 for offset in wanted.column("offset").to_pylist()):
         return index_tar(content, url)
-    name = (url.partition("?")[0] if is_web(url) else url).rpartition("/")[2]
+    name = without_query(url).rpartition("/")[2]
     extension = name.rpartition(".")[2].lower() if "." in name else _NO_EXTENSION
     key = wanted.column("key")[0].as_py()
     whole = Places(*(np.array([value]) for value in (0, 0, len(content))))

@@ -27,6 +27,7 @@ from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.files import (
     ExportContext,
+    parquet_bytes,
     staged_name,
     table_from_bytes,
     table_to_bytes,
@@ -43,7 +44,6 @@ from dask_image_ingest.export.stored_images import (
     with_stored,
 )
 from dask_image_ingest.frames import backend_of, image_columns, reference_columns, without
-from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 # Most rows and bytes of a batch of staged columns, which is read as a whole.

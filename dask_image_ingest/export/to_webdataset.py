@@ -38,6 +38,7 @@ from dask_image_ingest.export.files import (
     PreviousExport,
     file_names,
     find_previous,
+    parquet_bytes,
     result_frame,
     shard_files,
 )
@@ -54,7 +55,6 @@ from dask_image_ingest.export.staging import columns_to_export, stage_frame
 from dask_image_ingest.export.stored_images import ImageOrigin, image_origin
 from dask_image_ingest.export.write_shards import write_shard
 from dask_image_ingest.frames import image_columns, reference_columns
-from dask_image_ingest.index import parquet_bytes
 from dask_image_ingest.storage.output import (
     EXPORT_ADVICE,
     REPLACEMENT,

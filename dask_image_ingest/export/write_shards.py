@@ -11,10 +11,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import tarfile
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import compress, pairwise
@@ -33,12 +34,12 @@ from dask_image_ingest.export.files import (
     done_name,
     file_names,
     has_recorded_sizes,
+    parquet_bytes,
     read_batch,
     take_rows,
 )
 from dask_image_ingest.export.member_selection import COLUMN, EXPANDED, SOURCE
-from dask_image_ingest.index import parquet_bytes, wds2idx_text
-from dask_image_ingest.storage import ByteReader, find_shards, open_shard
+from dask_image_ingest.storage import ByteReader, MemoryReader, find_shards, open_shard
 from dask_image_ingest.storage.output import parsed, refuse_other_run
 from dask_image_ingest.url_secrets import url_identity
 
@@ -274,6 +275,9 @@ _GAP = 8 << 10
 # Larger members are read in pieces of this size.
 _LARGE = 16 << 20
 
+# In place of a source of which only empty members are copied.
+_EMPTY = MemoryReader(memoryview(b""))
+
 # Reads bytes, given offset and size.
 Read = Callable[[int, int], Chunk]
 
@@ -291,8 +295,9 @@ def copy_members(
     """
     tar = TarWriter(file, layout)
     for (url, version), members in _group_members(batch, ("url", "version"), layout, SOURCE):
-        with _open_source(url, version, context) as content:
-            offsets, sizes = layout.offsets[members], layout.sizes[members]
+        offsets, sizes = layout.offsets[members], layout.sizes[members]
+        source = _open_source(url, version, context) if sizes.any() else nullcontext(_EMPTY)
+        with source as content:
             ends = (offsets + sizes).tolist()
             ranges = zip(offsets.tolist(), ends, strict=True)
             content.prefetch((start, end) for start, end in ranges if start < end)
@@ -427,7 +432,7 @@ def _contents(
                 layout.names,
                 strict=True,
             )
-            contents[name] = wds2idx_text(len(batch), members)
+            contents[name] = _wds2idx_text(len(batch), members)
         elif columns is not None:
             schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
             contents[name] = sidecar(columns, schema, layout, url)
@@ -461,3 +466,22 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
         else:
             table = table.set_column(number, name, values)
     return parquet_bytes(table)
+
+
+_BLANK = re.compile(r"[ \t\n\v\f\r]")
+
+
+def _wds2idx_text(samples: int, members: Iterable[tuple[int, str, int, int, str]]) -> bytes:
+    """An index for DALI as of wds2idx, version 1.2: a line per sample, of its members.
+
+    Parameters
+    ----------
+    members
+        Sample, extension, offset, size and name of each.
+    """
+    lines: list[list[str]] = [[] for _ in range(samples)]
+    for sample, extension, offset, size, name in members:
+        # Escaped as by ``tar -t``; readers use the name in messages only.
+        shown = _BLANK.sub(lambda blank: f"\\{ord(blank[0]):03o}", name)
+        lines[sample].append(f"{extension} {offset} {size} {shown}")
+    return "\n".join([f"v1.2 {samples}", *map(" ".join, lines), ""]).encode()

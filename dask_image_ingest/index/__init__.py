@@ -6,7 +6,7 @@ its small members. A stale or damaged index is not used.
 
 from dask_image_ingest.index.discovery import IndexFile, find_indexes, open_stored, parse_index
 from dask_image_ingest.index.index_file import IndexedReader, StoredIndex, UnusableIndexError
-from dask_image_ingest.index.write_index import parquet_bytes, wds2idx_text, write_index
+from dask_image_ingest.index.write_index import write_index
 
 __all__ = [
     "IndexFile",
@@ -15,8 +15,6 @@ __all__ = [
     "UnusableIndexError",
     "find_indexes",
     "open_stored",
-    "parquet_bytes",
     "parse_index",
-    "wds2idx_text",
     "write_index",
 ]

@@ -197,28 +197,19 @@ class _Columns:
 
 
 # The columns that were read last, by version of their file, row group and name. Without a lock,
-# which in a forked process might be held for ever.
+# which in a forked process might be held for ever: the number of bytes is about right.
 _recent: dict[tuple[Shard, int, str], pa.Array] = {}
-
-
 _recent_nbytes = 0
 
 
 def _cache(key: tuple[Shard, int, str], column: pa.Array) -> None:
     global _recent_nbytes
-    if column.nbytes > _KEPT_COLUMNS:
-        return
-    _recent[key] = column
-    _recent_nbytes += column.nbytes
-    if _recent_nbytes > _KEPT_COLUMNS:
-        # Down to half of it, so that sums are rare; without a lock the number is about right.
-        sizes = {old: kept.nbytes for old, kept in list(_recent.items())}
-        _recent_nbytes = sum(sizes.values())
-        for old, nbytes in sizes.items():
-            if _recent_nbytes <= _KEPT_COLUMNS // 2:
-                break
-            _recent.pop(old, None)
-            _recent_nbytes -= nbytes
+    if _recent_nbytes + column.nbytes > _KEPT_COLUMNS:
+        _recent.clear()
+        _recent_nbytes = 0
+    if column.nbytes <= _KEPT_COLUMNS:
+        _recent[key] = column
+        _recent_nbytes += column.nbytes
 
 
 logger = logging.getLogger("dask_image_ingest")

@@ -1,16 +1,11 @@
-"""``write_index``: indexes of shards, with everything about them except pixels.
-
-The text index of wds2idx, which DALI reads, has version 1.2: a line per sample, with extension,
-offset, size and name of each member, separated by blanks.
-"""
+"""``write_index``: indexes of shards, with everything about them except pixels."""
 
 from __future__ import annotations
 
 import io
 import os
-import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -18,7 +13,6 @@ from typing import Any, Literal
 
 import pandas as pd
 import pyarrow as pa
-from pyarrow import parquet
 
 from dask_image_ingest.arguments import check_choice, check_flag, check_storage_options, path_text
 from dask_image_ingest.computing import one_task_per_item
@@ -45,6 +39,7 @@ from dask_image_ingest.storage import (
     INDEX_SUFFIX,
     ByteReader,
     Shard,
+    by_folder,
     find_shards,
     folder_of,
     inside,
@@ -77,18 +72,6 @@ from dask_image_ingest.tar import (
     read_member,
 )
 from dask_image_ingest.url_secrets import without_secrets
-
-_BLANK = re.compile(r"[ \t\n\v\f\r]")
-
-
-def wds2idx_text(samples: int, members: Iterable[tuple[int, str, int, int, str]]) -> bytes:
-    """The text for members: sample, extension, offset, size and name of each."""
-    lines: list[list[str]] = [[] for _ in range(samples)]
-    for sample, extension, offset, size, name in members:
-        # Escaped as by ``tar -t``; readers use the name in messages only.
-        shown = _BLANK.sub(lambda blank: f"\\{ord(blank[0]):03o}", name)
-        lines[sample].append(f"{extension} {offset} {size} {shown}")
-    return "\n".join([f"v1.2 {samples}", *map(" ".join, lines), ""]).encode()
 
 
 def write_index(
@@ -218,14 +201,14 @@ def _write_combined(
     storage_options: dict[str, Any] | None,
 ) -> list[_Outcome]:
     """Write a combined index for each folder: stage an index per shard, then merge them."""
-    by_folder: dict[str, dict[str, Shard]] = {}
-    for shard in shards:
-        location = folder or folder_of(shard.url)[0]
-        by_folder.setdefault(location, {})[shard_name(shard.url)] = shard
-    tables = {location: _table(location, storage_options) for location in by_folder}
+    groups = {
+        location: {shard_name(shard.url): shard for shard in group}
+        for location, group in ([(folder, shards)] if folder else by_folder(shards))
+    }
+    tables = {location: _table(location, storage_options) for location in groups}
     missing = [
         shard
-        for location, members in by_folder.items()
+        for location, members in groups.items()
         for name, shard in members.items()
         if overwrite or not ((table := tables[location]) and table.holds(name, shard))
     ]
@@ -234,7 +217,7 @@ def _write_combined(
     )
     staged = {outcome.shard: outcome for outcome in one_task_per_item(task, missing)}
     outcomes: dict[str, _Outcome] = {}
-    for location, members in by_folder.items():
+    for location, members in groups.items():
         outcomes |= _combine(location, members, tables[location], staged, storage_options)
     return [outcomes[shard.url] for shard in shards]
 
@@ -404,7 +387,7 @@ def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> 
 
 
 def _as_text(damage: Damage | None) -> str | None:
-    return None if damage is None else f"{damage.code}: {damage.reason}"
+    return None if damage is None else str(damage)
 
 
 # --- building an index ----------------------------------------------------------------------------
@@ -509,10 +492,3 @@ def index_bytes(rows: pa.Table, facts: ShardFacts) -> bytes:
     with IndexWriter(file, rows.schema) as writer:
         writer.add("", rows, facts)
     return file.getvalue()
-
-
-def parquet_bytes(table: pa.Table) -> bytes:
-    """A table as a parquet file; deterministic."""
-    sink = pa.BufferOutputStream()
-    parquet.write_table(table, sink, compression="zstd", row_group_size=len(table) or None)
-    return sink.getvalue().to_pybytes()

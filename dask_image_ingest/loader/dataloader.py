@@ -77,41 +77,41 @@ class TorchDataset(IterableDataset):
         self._goes_on = goes_on
         # The latest iterator of this process, and the epoch that it goes through.
         self._batches: Batches | None = None
-        self._iterated = 0
-        # Iterations that began in this process.
-        self._iterations = 0
+        self._epoch = 0
+        # How many iterations began in this process.
+        self._begun = 0
         # The state of its own that a worker goes on with.
         self._resumed: Loop | None = None
         # The process that unpickled this, with the rank and world of the one that pickled it.
         self._unpickled: tuple[int, tuple[int, int]] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._is_on_gpu = self._iterate(self._loops.next).is_on_gpu
+        self._is_on_gpu = self._batches_of(self._loops.next).is_on_gpu
 
     def __repr__(self) -> str:
-        return f"<torch dataset of {self._iterate(self._loops.next)!r}>"
+        return f"<torch dataset of {self._batches_of(self._loops.next)!r}>"
 
     def __len__(self) -> int:
         # Of this epoch: a mix has other lengths in others.
-        return len(self._iterate(self._loops.next._replace(start=0)))
+        return len(self._batches_of(self._loops.next._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is not None:
             self.refuse_workers()
         set_up_worker()
-        self._iterations += 1
+        self._begun += 1
         worker, batches = get_worker_info(), self._batches
         resumed, self._resumed = self._resumed, None
         if self._goes_on and worker is None and batches is not None and not self._loops.is_set:
-            loop = Loop(self._iterated, iter(batches).position)
-            self._loops.begin(self._iterations, loop, lambda epoch, start: start)
+            loop = Loop(self._epoch, iter(batches).position)
+            self._loops.begin(self._begun, loop, lambda epoch, start: start)
             return batches
-        loop = self._loops.begin(self._iterations, resumed, self._start_in)
+        loop = self._loops.begin(self._begun, resumed, self._start_in)
         if resumed is not None:
             # The step of this worker; others have theirs.
             loop = Loop(loop.epoch, self._start_in(loop.epoch, resumed.start))
-        self._iterated = loop.epoch
+        self._epoch = loop.epoch
         is_resumed = resumed is not None and isinstance(loop.start, Position)
-        self._batches = self._iterate(loop, is_resumed)
+        self._batches = self._batches_of(loop, is_resumed)
         return self._batches if worker is None else map(sendable, self._batches)
 
     def __next__(self) -> Any:
@@ -141,7 +141,7 @@ class TorchDataset(IterableDataset):
     def position(self) -> Position:
         """Position of the next batch that this process iterates: an argument ``start=``."""
         batches = self._batches
-        return (self._iterate(self._loops.next) if batches is None else batches).position
+        return (self._batches_of(self._loops.next) if batches is None else batches).position
 
     def position_after(self, steps: int) -> Position:
         """Position after so many batches of the latest loop: an argument ``start=``.
@@ -157,7 +157,7 @@ class TorchDataset(IterableDataset):
         -------
         Position
         """
-        return self._iterate(self._loops.latest).position_after(steps)
+        return self._batches_of(self._loops.latest).position_after(steps)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be another epoch: another order, and other augmentations.
@@ -185,7 +185,7 @@ class TorchDataset(IterableDataset):
             epoch, start = self._resumed or self._loops.next
             is_own = self._resumed is not None
         else:
-            epoch, start = self._iterated, self._batches.position
+            epoch, start = self._epoch, self._batches.position
             is_own = get_worker_info() is not None
         plain = list(start) if isinstance(start, Position) else start
         return {"epoch": epoch, "start": plain, "own": is_own}
@@ -249,7 +249,7 @@ class TorchDataset(IterableDataset):
         """Start in an epoch: ``start``, or its beginning if another one ends there."""
         if not isinstance(start, Position) or start.epoch == epoch:
             return start
-        if self._iterate(Loop(start.epoch, start), is_resumed=True).is_at_end:
+        if self._batches_of(Loop(start.epoch, start), is_resumed=True).is_at_end:
             return 0
         raise ArgumentError(
             f"the next loop would go on in the middle of epoch {start.epoch}, at row "
@@ -257,7 +257,7 @@ class TorchDataset(IterableDataset):
             "first, or begin without start= or a state"
         )
 
-    def _iterate(self, loop: Loop, is_resumed: bool = False) -> Batches:
+    def _batches_of(self, loop: Loop, is_resumed: bool = False) -> Batches:
         """The batches of a loop; ``is_resumed`` if it starts with a step of this very worker."""
         worker, workers = worker_of_loader() or (0, 1)
         share = (self._share or Share(*self._rank()))._replace(

@@ -94,8 +94,8 @@ class Schedule:
         Rows that are drawn by a column.
     buckets : int64 array, shape (buckets, 2), or None
         Heights and widths.
-    shares : float64 array, shape (frames,), or None
-        Shares of several frames in a step.
+    frame_weights : float64 array, shape (frames,), or None
+        Probability that a row comes from each of several frames.
     longest : bool
         Whether frames with rows left go on without others.
     """
@@ -106,7 +106,7 @@ class Schedule:
     repeat: bool = False
     sampling: Sampling | None = None
     buckets: np.ndarray | None = None
-    shares: np.ndarray | None = None
+    frame_weights: np.ndarray | None = None
     longest: bool = False
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class Schedule:
     @property
     def is_plain(self) -> bool:
         """True if the epoch is the rows of one frame, in order."""
-        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.shares)
+        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.frame_weights)
         return not self.repeat and all(option is None for option in options)
 
 
@@ -311,9 +311,11 @@ class Batches:
                 weights = schedule.sampling.weights(self._column(schedule.sampling.column), length)
             places = PLACES if schedule.shuffle is None else self._places(number)
             streams.append(Stream(counts, schedule.shuffle, places, weights, number))
-        if schedule.shares is not None:
+        if schedule.frame_weights is not None:
             seed = schedule.shuffle or 0
-            return mixed_epoch(streams, size, schedule.shares, seed, self._epoch, schedule.longest)
+            return mixed_epoch(
+                streams, size, schedule.frame_weights, seed, self._epoch, schedule.longest
+            )
         (stream,) = streams
         if schedule.repeat:
             return Epoch(streams, [0], size, _FOREVER if stream.length else 0)
@@ -415,7 +417,7 @@ class Batches:
             ends = np.cumsum(counts)
             first = int(np.searchsorted(ends, row, "right"))
             skip = row - int(ends[first - 1]) if first else row
-        depth = source.prefetch() if self._prefetch is None else self._prefetch
+        depth = source.default_prefetch() if self._prefetch is None else self._prefetch
         numbers = range(first, source.partitions)
         parts: list[BatchRows] = []  # of the next batch
         missing = self._size
@@ -468,7 +470,7 @@ class Batches:
             ]
             depth = self._prefetch
             if depth is None:
-                depth = max(source.prefetch() for source in self._sources_to_read)
+                depth = max(source.default_prefetch() for source in self._sources_to_read)
             ahead = PrefetchQueue(self._pieces(readers), depth)
             try:
                 for steps, results in ahead:

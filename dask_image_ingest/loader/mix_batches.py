@@ -85,12 +85,12 @@ def mix_batches(
     """
     if not frames:
         raise ArgumentError("frames=[]: pass at least one dataframe with images")
-    shares = _normalize_weights(weights, len(frames))
+    frame_weights = _normalize_weights(weights, len(frames))
     make = functools.partial(
         _mixed,
         list(frames),
         columns,
-        Schedule(shuffle, shares=shares, longest=longest),
+        Schedule(shuffle, frame_weights=frame_weights, longest=longest),
         batch_size=batch_size,
         format=format,
         drop_last=drop_last,
@@ -133,13 +133,13 @@ def _normalize_weights(weights: object, count: int) -> np.ndarray:
     if weights is None:
         return np.full(count, 1 / count)
     try:
-        shares = np.asarray(weights, np.float64)
+        given = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
-        shares = np.empty(0)
-    if shares.shape != (count,) or not (np.isfinite(shares) & (shares > 0)).all():
+        given = np.empty(0)
+    if given.shape != (count,) or not (np.isfinite(given) & (given > 0)).all():
         raise ArgumentError(
             f"weights={shown(weights)}: pass a number above 0 for each of {count} frames"
         )
     # Scaled first: the sum of the largest floats is infinite, and no share may round to 0.
-    scaled = np.maximum(shares / shares.max(), np.finfo(np.float64).tiny)
+    scaled = np.maximum(given / given.max(), np.finfo(np.float64).tiny)
     return scaled / scaled.sum()

@@ -1,8 +1,12 @@
 """The order of an epoch: a function of the rows, the seed and the epoch.
 
-Rows are counted over all partitions. A pass brings each row once, in order or shuffled; an epoch
-cuts passes into steps, the global batches. So the rows of a step depend neither on ranks and
-workers nor on partitions read so far, and are known before anything is decoded.
+Rows are counted over all partitions. A pass brings each row once, in order or shuffled; a stream is
+pass after pass over one frame; an epoch cuts a piece of a stream, or of several, into steps, the
+global batches. So the rows of a step depend neither on ranks and workers nor on partitions read so
+far, and are known before anything is decoded.
+
+A shuffle reads from many places of the shuffled partitions. A round takes a row from each place;
+what is left of a partition at a place comes by chunks, of neighbouring rows.
 """
 
 from __future__ import annotations
@@ -264,7 +268,7 @@ class Epoch:
     taken
         Rows taken of each stream before each step, and after the last: (steps + 1, streams). None
         for one stream.
-    shares
+    frame_weights
         What ``taken`` was drawn by.
     """
 
@@ -275,14 +279,14 @@ class Epoch:
         size: int,
         length: int,
         taken: np.ndarray | None = None,
-        shares: np.ndarray | None = None,
+        frame_weights: np.ndarray | None = None,
     ) -> None:
         self.size = size
         self.length = length
         self._streams = streams
         self._begins = begins
         self._taken = taken
-        self._shares = shares
+        self._frame_weights = frame_weights
 
     def step(self, row: int) -> list[Rows]:
         """Rows of the step that begins after ``row`` rows, by frame."""
@@ -312,9 +316,9 @@ class Epoch:
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed and the epoch."""
         parts = [stream.digest() for stream in self._streams]
-        if self._shares is None:
+        if self._frame_weights is None:
             return _digest(*parts)
-        return _digest(*parts, self._shares, np.array([self.size]))
+        return _digest(*parts, self._frame_weights, np.array([self.size]))
 
     def _edges(self, row: int) -> list[int]:
         """Position of each stream after ``row`` rows."""
@@ -387,7 +391,12 @@ class BucketedEpoch(Epoch):
 
 
 def mixed_epoch(
-    streams: Sequence[Stream], size: int, shares: np.ndarray, seed: int, epoch: int, longest: bool
+    streams: Sequence[Stream],
+    size: int,
+    frame_weights: np.ndarray,
+    seed: int,
+    epoch: int,
+    longest: bool,
 ) -> Epoch:
     """Steps with rows of several streams, as many of each as independent draws would give.
 
@@ -397,7 +406,7 @@ def mixed_epoch(
         Streams of the frames.
     size
         Rows of a step, over all ranks.
-    shares
+    frame_weights
         Probability that a row comes from each frame; float64 (frames,), sum 1.
     seed, epoch
         Seed of the draws.
@@ -406,8 +415,10 @@ def mixed_epoch(
     """
     lengths = np.array([stream.length for stream in streams])
     random = np.random.default_rng([seed, epoch, _MIX])
-    taken = _taken(lengths, size, shares, random, longest)
-    return Epoch(streams, (epoch * lengths).tolist(), size, int(taken[-1].sum()), taken, shares)
+    taken = _taken(lengths, size, frame_weights, random, longest)
+    return Epoch(
+        streams, (epoch * lengths).tolist(), size, int(taken[-1].sum()), taken, frame_weights
+    )
 
 
 # Steps that are drawn at once.
@@ -415,7 +426,11 @@ _DRAWN = 1024
 
 
 def _taken(
-    lengths: np.ndarray, size: int, shares: np.ndarray, random: np.random.Generator, longest: bool
+    lengths: np.ndarray,
+    size: int,
+    frame_weights: np.ndarray,
+    random: np.random.Generator,
+    longest: bool,
 ) -> np.ndarray:
     """Rows taken of each stream before each step, and after the last: (steps + 1, streams).
 
@@ -425,7 +440,7 @@ def _taken(
     taken = np.zeros(len(lengths), np.int64)
     tables = [taken[None]]
     while (taken < lengths).all() or (longest and (taken < lengths).any()):
-        active = shares * (taken < lengths)
+        active = frame_weights * (taken < lengths)
         drawn = random.multinomial(size, active / active.sum(), _DRAWN)
         table = taken + np.cumsum(drawn, axis=0)
         ending = np.flatnonzero(((table >= lengths) & (active > 0)).any(axis=1))
@@ -437,7 +452,7 @@ def _taken(
         # The step in which a stream ends.
         before, taken = taken, np.minimum(taken + drawn[whole], lengths)
         while longest and (missing := size - int((taken - before).sum())) and any(taken < lengths):
-            active = shares * (taken < lengths)
+            active = frame_weights * (taken < lengths)
             taken = np.minimum(taken + random.multinomial(missing, active / active.sum()), lengths)
         tables.append(taken[None])
     return np.concatenate(tables)

@@ -143,7 +143,7 @@ class FrameSource:
     def check_process(self) -> None:
         """Raise `ArgumentError` in a fork of the process that reads ahead."""
 
-    def prefetch(self) -> int:
+    def default_prefetch(self) -> int:
         """Default number of partitions to read ahead."""
         return 1
 
@@ -233,7 +233,7 @@ class LazySource(FrameSource):
         share = dask.config.get("image-ingest.share-pixels", True)
         # Whether to map pixels of workers on this machine; False after an attempt failed.
         self._can_map = share and self._backend.name == "pandas"
-        # While it is open: the thread that computes, or fetches from the cluster; and those that
+        # While it is open: the threads that compute, or fetch from the cluster; and those that
         # read partitions, by default the same.
         self._threads: Executor
         self._reading: Executor
@@ -278,7 +278,9 @@ class LazySource(FrameSource):
         self._secede()
         set_up = self._backend.thread_setup()
         if self._client is None:
-            self._threads = ThreadPoolExecutor(1, "iter-batches", set_up)
+            # On a GPU, one prepares or copies a partition while DALI decodes that of the other.
+            threads = 2 if self._backend.device == "gpu" else 1
+            self._threads = ThreadPoolExecutor(threads, "iter-batches", set_up)
         else:
             # Daemon threads: a script can end while a cluster is still computing.
             self._threads = DaemonThreads(1, thread_name_prefix="iter-batches")
@@ -312,12 +314,12 @@ class LazySource(FrameSource):
             is_reader = self._reader == threading.get_ident()
             self._threads.shutdown(wait=is_reader, cancel_futures=True)
 
-    def prefetch(self) -> int:
-        if self._client is None:
-            return super().prefetch()
+    def default_prefetch(self) -> int:
         if self._backend.device == "gpu":
             # They lie in this process's GPU, beside a model, and perhaps a worker and DALI.
             return _EXTRA_PARTITIONS
+        if self._client is None:
+            return super().default_prefetch()
         threads: int = sum(self._client.nthreads().values())
         return _EXTRA_PARTITIONS + min(threads, _MAX_THREADS)
 
@@ -379,7 +381,11 @@ class LazySource(FrameSource):
         """Computed once in a process if the name of the query has the versions of its files."""
         leaves = (node for node in self._rows.expr.walk() if not node.dependencies())
         is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
-        return once(_versioned, key, compute) if is_versioned else compute()
+        if not is_versioned:
+            return compute()
+        for oldest in list(_versioned)[:-_MOST_KNOWN]:
+            _versioned.pop(oldest, None)
+        return once(_versioned, key, compute)
 
     def _count(self) -> np.ndarray:
         decode = last_decode(self._rows.expr)
@@ -431,6 +437,8 @@ class ReferenceSource(LazySource):
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
+        # Partitions that `row_bytes` has begun to read, until `read` gives them.
+        self._begun: dict[int, Future[Any]] = {}
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
@@ -454,6 +462,9 @@ class ReferenceSource(LazySource):
             self._gathering.shutdown(wait=False)
             self._reading.shutdown(wait=False)
 
+    def read(self, number: int) -> Future[Any]:
+        return self._begun.pop(number, None) or super().read(number)
+
     def encoded_bytes(self, part: PendingPartition) -> float:
         assert self._ahead is not None
         return self._ahead.mean_size(part())
@@ -465,7 +476,8 @@ class ReferenceSource(LazySource):
 
     def row_bytes(self, number: int) -> float:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
-        rows = self.read(number).result()
+        reading = self._begun[number] = self.read(number)
+        rows = reading.result()
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 
@@ -580,8 +592,6 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
     value: Value | None = facts.get(key)
     if value is None:
         value = facts[key] = compute()
-        while len(facts) > _MOST_KNOWN:
-            facts.pop(next(iter(facts)), None)
     return value
 
 

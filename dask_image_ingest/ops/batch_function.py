@@ -12,6 +12,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +22,7 @@ from dask_image_ingest.errors import (
     FunctionError,
     MissingDependencyError,
 )
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.frames import Backend, backend_of
 from dask_image_ingest.ops.outputs import ResultError
 from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import error_text, without_secrets
@@ -186,6 +187,15 @@ class Models:
 # own GPU memory, which a fork can neither use nor free, and a lock that is held.
 _models = [Models()]
 os.register_at_fork(after_in_child=lambda: _models.append(Models()))
+
+
+# Tasks share the memory of a GPU, and a model need not be thread-safe.
+_ON_GPU = threading.RLock()
+
+
+def turn(backend: Backend) -> AbstractContextManager[Any]:
+    """Context of a call of a user's function: on a GPU, one at a time in this process."""
+    return _ON_GPU if backend.device == "gpu" else nullcontext()
 
 
 # By name, so that neither library is imported: torch's error is a RuntimeError.

@@ -29,7 +29,13 @@ from dask_image_ingest.frames import (
     row_values,
     tensor_type,
 )
-from dask_image_ingest.ops.batch_function import BatchFunction, may_be_of_a_row, rows_text, waits
+from dask_image_ingest.ops.batch_function import (
+    BatchFunction,
+    may_be_of_a_row,
+    rows_text,
+    turn,
+    waits,
+)
 from dask_image_ingest.ops.outputs import (
     ResultError,
     checked_images,
@@ -192,8 +198,9 @@ class BatchMap:
             column.batch(of_batch, backend, copies=self.function.writes) for column in columns
         ]
         try:
-            result = function(*arguments)
-            return list(self._check(result, len(positions), backend))
+            with turn(backend):
+                result = function(*arguments)
+                return list(self._check(result, len(positions), backend))
         except (FunctionError, MissingDependencyError, KeyboardInterrupt):  # not by these images
             raise
         except BaseException as error:

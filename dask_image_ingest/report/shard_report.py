@@ -212,10 +212,9 @@ def report_of_table(table: pd.DataFrame, name: str) -> ShardReport:
 
 
 def _report_of_index(url: str, index: ShardIndex, rows: SampleRows) -> ShardReport:
-    damage = index.damage
     return ShardReport(
         url,
-        damage=None if damage is None else f"{damage.code}: {damage.reason}",
+        damage=None if index.damage is None else str(index.damage),
         samples=len(index),
         members=index.members,
         duplicates=rows.keys(np.array(sorted(index.duplicates), np.int64)),

@@ -26,7 +26,6 @@ from dask_image_ingest.storage.patterns import (
     PARQUET,
     FileKind,
     Search,
-    has_random_access,
 )
 from dask_image_ingest.storage.reader import (
     ByteReader,
@@ -39,13 +38,16 @@ from dask_image_ingest.storage.shard import (
     Shard,
     as_folder,
     folder_of,
+    has_random_access,
     inside,
+    is_pipe,
     is_web,
     local_path,
     shard_name,
+    without_query,
 )
 from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
-from dask_image_ingest.storage.streams import is_pipe, with_pipes_allowed
+from dask_image_ingest.storage.streams import with_pipes_allowed
 
 __all__ = [
     "COMBINED_INDEX",
@@ -88,4 +90,5 @@ __all__ = [
     "searches_of",
     "shard_name",
     "with_pipes_allowed",
+    "without_query",
 ]

@@ -7,17 +7,20 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.storage.fsspec_files import (
-    Listings,
-    list_folder,
-    look_up,
-    shard_of,
-    translate_errors,
-)
+from dask_image_ingest.storage.fsspec_files import Listings, list_folder, look_up, shard_of
 from dask_image_ingest.storage.listing import find_local_file
-from dask_image_ingest.storage.patterns import without_suffix
-from dask_image_ingest.storage.shard import Shard, folder_of, inside, is_web, local_path, split_url
-from dask_image_ingest.storage.streams import is_pipe
+from dask_image_ingest.storage.reader import translate_errors
+from dask_image_ingest.storage.shard import (
+    Shard,
+    folder_of,
+    inside,
+    is_pipe,
+    is_web,
+    listed_folder,
+    local_path,
+    split_url,
+    without_suffix,
+)
 from dask_image_ingest.url_secrets import is_signed
 
 
@@ -26,10 +29,11 @@ def by_folder(shards: Iterable[Shard]) -> list[tuple[str, list[Shard]]]:
     folders: dict[str, tuple[str, list[Shard]]] = {}
     for shard in shards:
         if not is_pipe(shard.url):
-            folder = folder_of(shard.url)[0]
-            # Each URL of the web has its own query, perhaps: their folder is listed by the first.
-            same = folder.partition("?")[0] if is_web(folder) else folder
-            folders.setdefault(same, (folder, []))[1].append(shard)
+            first: tuple[str, list[Shard]] = (
+                folder_of(shard.url)[0],
+                [],
+            )  # by which the folder is listed
+            folders.setdefault(listed_folder(shard.url), first)[1].append(shard)
     return [*folders.values()]
 
 

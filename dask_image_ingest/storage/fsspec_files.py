@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -30,13 +29,14 @@ from dask_image_ingest.storage.fetch import (
     call_with_retry,
     configured_settings,
 )
+from dask_image_ingest.storage.reader import reason_of, translate_errors
 from dask_image_ingest.storage.shard import (
     FileSystem,
     Shard,
     as_sent,
     folder_of,
     is_web,
-    local_path,
+    listed_folder,
     split_url,
     whole_key,
 )
@@ -75,8 +75,6 @@ _INTERRUPTIONS = {
     *("ServerDisconnectedError", "ServiceRequestError", "ServiceResponseError"),
 }
 
-# Errors if no server answers, or if its name does not resolve.
-_UNREACHED = (ConnectionError, socket.gaierror)
 
 # Extra of this package → protocols whose dependencies it installs.
 _EXTRAS = {
@@ -165,32 +163,6 @@ def _timeout() -> Any:
 # --- errors ---------------------------------------------------------------------------------------
 
 
-def translate_errors(url: str, read: Callable[..., Result], *args: object, **kw: object) -> Result:
-    """Call ``read``; translate its errors into a ``ShardError`` that names the shard."""
-    try:
-        return read(*args, **kw)
-    except MemoryError:
-        raise
-    except Exception as error:  # each remote file system has exceptions of its own
-        reason = _reason(error)
-        if isinstance(reason, FileNotFoundError):
-            raise ShardNotFoundError(f"{url} is not found") from error
-        unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
-        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
-        raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
-
-
-def _reason(error: BaseException) -> BaseException:
-    """The error, or its cause: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
-    cause = error.__cause__
-    if not isinstance(error, FileNotFoundError) or cause is None:
-        return error
-    is_failure = isinstance(cause, (OSError, TypeError, ValueError)) and not isinstance(
-        cause, FileNotFoundError
-    )
-    return cause if is_failure or getattr(cause, "status", 404) not in (404, 410) else error
-
-
 def call_fsspec(url: str, call: Callable[..., Result], *args: object) -> Result:
     """Call a method of a file system, with retries.
 
@@ -209,7 +181,7 @@ def _request(url: str, call: Callable[..., Result], *args: object, **kw: object)
         if (cause := error.__cause__) is None:
             raise
         if isinstance(error, ShardError) and _is_temporary(cause):
-            raise RetryableError(error_text(_reason(cause))) from safe_cause(cause)
+            raise RetryableError(error_text(reason_of(cause))) from safe_cause(cause)
         error.__cause__ = safe_cause(cause)
         raise
 
@@ -352,9 +324,7 @@ def look_up(
     """
     by_folder: dict[str, list[str]] = defaultdict(list)
     for url in urls:
-        # Each URL of the web has its own query, perhaps, and is looked up alone.
-        folder = folder_of(url)[0]
-        by_folder[folder.partition("?")[0] if is_web(url) else folder].append(url)
+        by_folder[listed_folder(url)].append(url)
     found: dict[str, Info | None] = {}
     for members in by_folder.values():
         try:

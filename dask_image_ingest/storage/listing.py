@@ -39,11 +39,13 @@ from dask_image_ingest.storage.shard import (
     Shard,
     inside,
     is_object_store,
+    is_pipe,
     is_web,
     local_path,
     split_url,
+    without_query,
 )
-from dask_image_ingest.storage.streams import is_pipe, refuse_pipes
+from dask_image_ingest.storage.streams import refuse_pipes
 from dask_image_ingest.url_secrets import url_identity
 
 #: Files and folders that searches leave out, by reason.
@@ -139,8 +141,7 @@ def common_root(
     roots: list[tuple[str, bool]] = []
     for url, is_file in _named(_as_patterns(paths), files):
         if is_file:
-            whole = url.partition("?")[0] if is_web(url) else url
-            roots.append((whole.rpartition("/")[0], False))
+            roots.append((without_query(url).rpartition("/")[0], False))
         else:
             root, parts = Search(url, kind).split()
             roots.append((root, not parts or parts[0] in ("*", ANY_DEPTH)))
@@ -201,7 +202,7 @@ def _find(
     paths = list(_targets(patterns, lambda url: exists_remote(url, storage_options)))
     left_out: LeftOut = defaultdict(list)
     remote = [url for url in paths if not is_pipe(url) and local_path(url) is None]
-    by_path = _find_remote(remote, storage_options, kind, left_out)
+    by_path = _find_remote(remote, storage_options, kind, left_out) if remote else {}
     for path in paths:
         if is_pipe(path):
             by_path[path] = [Shard(path, -1, "")]

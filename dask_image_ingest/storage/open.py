@@ -12,11 +12,16 @@ from typing import Any
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.fetch import request_threads
-from dask_image_ingest.storage.fsspec_files import translate_errors
-from dask_image_ingest.storage.reader import ByteReader, LazyBytes, Memory, MemoryReader
+from dask_image_ingest.storage.reader import (
+    ByteReader,
+    LazyBytes,
+    Memory,
+    MemoryReader,
+    translate_errors,
+)
 from dask_image_ingest.storage.remote_reader import open_remote
-from dask_image_ingest.storage.shard import Shard, changed, local_path
-from dask_image_ingest.storage.streams import decompressed, is_pipe, run_pipe
+from dask_image_ingest.storage.shard import Shard, changed, is_pipe, local_path
+from dask_image_ingest.storage.streams import decompressed, run_pipe
 
 # Bytes of one system call: large enough to make its cost negligible, small enough that the first
 # bytes are there soon.

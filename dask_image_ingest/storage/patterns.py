@@ -15,6 +15,7 @@ from braceexpand import braceexpand
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError, safe_cause
 from dask_image_ingest.storage.shard import (
+    SHARD_SUFFIXES,
     as_folder,
     identities,
     is_web,
@@ -28,9 +29,6 @@ _MOST_PATHS = 10_000_000
 _MOST_BRACES = 100
 
 _NUMBERS = re.compile(r"\{(-?\d+)\.\.(-?\d+)")
-
-# Suffixes of compressed shards, which can only be read from the beginning.
-_COMPRESSED = (".gz", ".tgz", ".zst")
 
 #: The index of ``000.tar`` is ``000.tar`` plus this.
 INDEX_SUFFIX = ".index.parquet"
@@ -95,7 +93,7 @@ class FileKind:
         return name.lower().endswith(self.suffixes)
 
 
-SHARDS = FileKind("shard", (".tar", ".tar.gz", ".tgz", ".tar.zst"))
+SHARDS = FileKind("shard", SHARD_SUFFIXES)
 PARQUET = FileKind("parquet file", (".parquet", ".parq", ".pq"))
 
 # Number of parts that a folder has matched below which a search takes all files of its kind.
@@ -242,16 +240,3 @@ def is_glob(path: str) -> bool:
 def _wildcards(path: str) -> str:
     # In a web address, "?" starts a query.
     return "*" if is_web(path) else "*?["
-
-
-def has_random_access(url: str) -> bool:
-    """True if ranges of a shard can be read: not of compressed shards and commands."""
-    path = url.partition("?")[0] if is_web(url) else url
-    return not url.startswith("pipe:") and not path.lower().endswith(_COMPRESSED)
-
-
-def without_suffix(path: str) -> str | None:
-    """The path of a shard without its suffix; None for other suffixes."""
-    matching = (suffix for suffix in SHARDS.suffixes if path.lower().endswith(suffix))
-    suffix = next(matching, None)
-    return path[: -len(suffix)] if suffix else None

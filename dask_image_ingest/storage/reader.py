@@ -1,12 +1,20 @@
-"""Readers of shards: bytes-like objects that read on slicing."""
+"""Readers of shards: bytes-like objects that read on slicing; and the errors of reading."""
 
 from __future__ import annotations
 
 import io
+import socket
 from collections.abc import Callable, Iterable
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
-from dask_image_ingest.storage.shard import Shard
+from dask_image_ingest.errors import ShardError, ShardNotFoundError
+from dask_image_ingest.storage.shard import Shard, local_path
+from dask_image_ingest.url_secrets import error_text
+
+Result = TypeVar("Result")
+
+# Errors if no server answers, or if its name does not resolve.
+_UNREACHED = (ConnectionError, socket.gaierror)
 
 #: Start and stop of a byte range.
 Range: TypeAlias = tuple[int, int]
@@ -149,3 +157,29 @@ class ReaderFile(io.RawIOBase):
         view[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+def translate_errors(url: str, read: Callable[..., Result], *args: object, **kw: object) -> Result:
+    """Call ``read``; translate its errors into a ``ShardError`` that names the shard."""
+    try:
+        return read(*args, **kw)
+    except MemoryError:
+        raise
+    except Exception as error:  # each remote file system has exceptions of its own
+        reason = reason_of(error)
+        if isinstance(reason, FileNotFoundError):
+            raise ShardNotFoundError(f"{url} is not found") from error
+        unreached = any(isinstance(cause, _UNREACHED) for cause in (reason, reason.__cause__))
+        why = "its server cannot be reached: " if unreached and local_path(url) is None else ""
+        raise ShardError(f"{url} cannot be read: {why}{error_text(reason)}") from error
+
+
+def reason_of(error: BaseException) -> BaseException:
+    """The error, or its cause: fsspec's HTTP raises FileNotFoundError from whatever went wrong."""
+    cause = error.__cause__
+    if not isinstance(error, FileNotFoundError) or cause is None:
+        return error
+    is_failure = isinstance(cause, (OSError, TypeError, ValueError)) and not isinstance(
+        cause, FileNotFoundError
+    )
+    return cause if is_failure or getattr(cause, "status", 404) not in (404, 410) else error

@@ -19,6 +19,13 @@ FileSystem: TypeAlias = fsspec.AbstractFileSystem
 
 _WEB = ("http://", "https://")
 
+#: Protocol of commands.
+COMMAND = "pipe:"
+
+#: Suffixes of shards; those of compressed ones, which can only be read from the beginning.
+SHARD_SUFFIXES = (".tar", ".tar.gz", ".tgz", ".tar.zst")
+_COMPRESSED = (".gz", ".tgz", ".zst")
+
 #: Protocols of object stores. Their keys are names and no paths: ``a//b.tar``, ``a/./b.tar`` and
 #: ``a/b.tar`` are three files.
 OBJECT_STORES = frozenset({"s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "oss", "memory"})
@@ -38,6 +45,28 @@ def local_path(url: str) -> str | None:
 def is_web(url: str) -> bool:
     """True for a URL of a web server."""
     return url.startswith(_WEB)
+
+
+def is_pipe(url: str) -> bool:
+    """True if a URL is a command."""
+    return url.startswith(COMMAND)
+
+
+def without_query(url: str) -> str:
+    """A URL without the query that one of a web server may have."""
+    return url.partition("?")[0] if is_web(url) else url
+
+
+def has_random_access(url: str) -> bool:
+    """True if ranges of a shard can be read: not of compressed shards and commands."""
+    return not is_pipe(url) and not without_query(url).lower().endswith(_COMPRESSED)
+
+
+def without_suffix(path: str) -> str | None:
+    """The path of a shard without its suffix; None for other suffixes."""
+    matching = (suffix for suffix in SHARD_SUFFIXES if path.lower().endswith(suffix))
+    suffix = next(matching, None)
+    return path[: -len(suffix)] if suffix else None
 
 
 def split_url(url: str) -> tuple[str, str, str]:
@@ -80,6 +109,14 @@ def folder_of(url: str) -> tuple[str, str]:
     head, path, tail = split_url(url)
     folder, _, name = path.rpartition("/")
     return head + folder + tail, name
+
+
+def listed_folder(url: str) -> str:
+    """The folder of a file, the same for all that one listing shows.
+
+    Each URL of the web has a query of its own, perhaps.
+    """
+    return without_query(folder_of(url)[0])
 
 
 def inside(folder: str, name: str) -> str:

@@ -25,6 +25,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import StorageOptions, check_flag
 from dask_image_ingest.errors import ArgumentError, ShardError
 from dask_image_ingest.storage.reader import ByteReader, MemoryReader
+from dask_image_ingest.storage.shard import COMMAND
 
 
 class SpillFile:
@@ -179,19 +180,12 @@ def _steps(name: str, stored: io.BytesIO) -> Iterator[bytes]:
 # The storage option that allows commands: storage options get wherever shards are read.
 _ALLOWED = "allow_pipes"
 
-_PROTOCOL = "pipe:"
-
 # Characters of a command's standard error that an error quotes.
 _MOST_QUOTED = 1000
 
 # Seconds between checks whether the command has ended though its output is open, or this process
 # is about to end.
 _POLL_EVERY = 2
-
-
-def is_pipe(url: str) -> bool:
-    """True if a URL is a command."""
-    return url.startswith(_PROTOCOL)
 
 
 def refuse_pipes(url: str, storage_options: dict[str, Any] | None) -> None:
@@ -236,7 +230,7 @@ def run_pipe(url: str, storage_options: dict[str, Any] | None) -> bytes:
         If its exit status is not 0, even after a whole shard.
     """
     refuse_pipes(url, storage_options)
-    command = url.removeprefix(_PROTOCOL)
+    command = url.removeprefix(COMMAND)
     with subprocess.Popen(
         command,
         shell=True,

@@ -61,6 +61,9 @@ class Damage:
     reason: str
     code: str
 
+    def __str__(self) -> str:
+        return f"{self.code}: {self.reason}"
+
 
 # Headers whose checksums are verified together.
 _BATCH = 1024

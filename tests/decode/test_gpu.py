@@ -13,6 +13,7 @@ from dask_image_ingest.decode import EncodedImages, planner
 from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused, is_gpu_failure
 from dask_image_ingest.decode.decode_spec import DecodeSpec, make_decode_spec
 from dask_image_ingest.decode.formats.header import Header
+from dask_image_ingest.decode.random_crop import Region
 
 PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
 
@@ -49,10 +50,54 @@ def test_it_is_no_larger_than_what_fits_the_gpu(monkeypatch):
     assert len(pipeline.fed[0]) == 2**30 // (3 * 4096**2) == 21
 
 
+@pytest.mark.parametrize(
+    ("shape", "images", "expected"),
+    [
+        ((3000, 4000), 400, 29),  # a batch of 1 GiB
+        ((3000, 4000), 5, 5),
+        ((375, 500), 20, 119),  # pieces of 64 MiB, as those of a loader, will follow
+        ((375, 500), 200, 200),
+        ((375, 500), 2000, BATCH_SIZE),
+    ],
+)
+def test_the_first_batch_is_as_large_as_those_that_are_expected(
+    monkeypatch, shape, images, expected
+):
+    made = played_dali.play(monkeypatch, room=2**30)
+    decode_like(shape, images)
+    assert [len(pipeline.fed[0]) for pipeline in made] == [expected]
+
+
+def test_a_pipeline_for_other_batches_is_another_one_and_one_for_fewer_is_built_anew(monkeypatch):
+    made = played_dali.play(monkeypatch, room=2**30)
+    for shape, images in [((375, 500), 20), ((3000, 4000), 40), ((375, 500), 9), ((375, 500), 900)]:
+        decode_like(shape, images)
+    assert [len(pipeline.fed[0]) for pipeline in made] == [119, 29, BATCH_SIZE]
+    decode_like((375, 500), 20)
+    decode_like((3000, 4000), 7)
+    assert len(made) == 3
+
+
+@pytest.fixture(autouse=True)
+def no_decoders():
+    planner._decoders.cache_clear()
+    yield
+    planner._decoders.cache_clear()
+
+
+def decode_like(shape, images):
+    """Decode a photograph as one of so many of this shape."""
+    headers = [Header("jpeg", *shape, 3, None, False)] * images
+    encoded = EncodedImages(headers, lambda row: PHOTO)
+    decoders = planner.BatchPlanner(encoded, DecodeSpec(device="gpu")).decoders()
+    assert [*decoders.encoded.run([[PHOTO]])] == [[PHOTO.tobytes()]]
+
+
 def decoded_by(monkeypatch, decoding, source):
     """The pipelines that decode a photograph."""
     made = played_dali.play(monkeypatch, room=2**30)
-    (images,) = DaliDecoder(decoding, source).run([[PHOTO]])
+    photo = (PHOTO, Region(0, 0, 40, 50)) if decoding.takes_regions else PHOTO
+    (images,) = DaliDecoder(decoding, source).run([[photo]])
     assert images == [PHOTO.tobytes()], "what came out is what was asked for"
     return made
 

@@ -32,21 +32,23 @@ BACKLOG = 0.2  # seconds
 def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--load", type=float, help="share of images on the hardware decoder")
+    parser.add_argument("--reads", type=int, default=READS, help=f"of each (default {READS})")
     parser.add_argument("--copy", choices=["shipped", "queued"], help="one way alone")
     arguments = parser.parse_args()
     if arguments.copy:
-        probe(arguments.load, arguments.copy)
+        probe(arguments.load, arguments.copy, arguments.reads)
         return
     failed = False
     for load in ([], ["--load", "0"]):
         for copy in ("shipped", "queued"):
             command = [sys.executable, __file__, *load, "--copy", copy]
+            command += ["--reads", str(arguments.reads)]
             status = subprocess.run(command, check=False).returncode
             failed |= copy == "shipped" and status != 0
     sys.exit(failed)
 
 
-def probe(load, copy):
+def probe(load, copy, reads):
     """Say how many of the reads under load differ from a quiet one."""
     from synthetic import write_shards
 
@@ -56,9 +58,9 @@ def probe(load, copy):
         with hardware_load(load):
             quiet = pixels(path)
             with copied(copy), backlog():
-                wrong = sum(not (pixels(path) == quiet).all() for _ in range(READS))
+                wrong = sum(not (pixels(path) == quiet).all() for _ in range(reads))
     label = "DALI's own" if load is None else load
-    print(f"hardware load {label}, copy {copy}: {wrong} of {READS} reads wrong", flush=True)
+    print(f"hardware load {label}, copy {copy}: {wrong} of {reads} reads wrong", flush=True)
     sys.exit(wrong > 0)
 
 

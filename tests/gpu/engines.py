@@ -1,8 +1,9 @@
 """What the hardware's JPEG engines do with a batch, and what pipelines cost; not run on a GPU yet.
 
-share    a batch of 256 decoded over and over, in pipelines that first saw 1, 64 or 256 images: the
-         engines' use and images per second. If the first batch settles the engines' share, the
-         three differ; the package has each pipeline begin with 256.
+share    batches of 256, of 119 (a piece of a loader) and of 29 (12 MP), decoded over and over in
+         pipelines that first saw 1, 29, 119 or 256 images: the engines' use and images per second.
+         If the first batch settles the engines' share, they differ; the package has a pipeline
+         begin with as many as its batches will have.
 places   one photograph at every place of a batch of 256, by the share of the hardware: how many
          different pictures of it there are, and by how much they differ.
 build    seconds for a pipeline that is built and primed, and for the batch that it takes.
@@ -26,31 +27,38 @@ sys.path[1:1] = [str(ROOT), str(ROOT / "tests" / "support"), str(ROOT / "benchma
 BATCH = 256
 BATCHES = 40
 
+#: Images of the batches, and of the first one that a pipeline sees.
+SHARES = ((BATCH, (1, 119, BATCH)), (119, (29, 119, BATCH)), (29, (29, BATCH)))
+
 
 def main():
-    for first in (1, 64, BATCH):
-        share(first)
+    for batch, firsts in SHARES:
+        for first in firsts:
+            share(batch, first)
     for load in (0.0, 0.65, 1.0):
         places(load)
     build()
     refused()
 
 
-def share(first):
-    """Decode behind a first batch of so many images."""
+def share(batch, first):
+    """Decode batches behind a first one of so many images."""
     from dask_image_ingest.decode import dali
 
     images = photographs()
+    count = BATCH * BATCHES // batch
     with mock.patch.object(dali, "first_batch", return_value=images[:first]):
         decoder = new_decoder()
-        drain(decoder, [images])
+        drain(decoder, [images[:batch]])
         with engines() as seen:
             start = time.perf_counter()
-            drain(decoder, itertools.repeat(images, BATCHES))
-            speed = BATCH * BATCHES / (time.perf_counter() - start)
+            drain(decoder, itertools.repeat(images[:batch], count))
+            speed = batch * count / (time.perf_counter() - start)
     used = f"{statistics.mean(seen):.0f} %" if seen else "unknown"
     print(
-        f"share: first batch {first}: JPEG engines {used} busy, {speed:,.0f} images/s", flush=True
+        f"share: batches of {batch}, first {first}: JPEG engines {used} busy, "
+        f"{speed:,.0f} images/s",
+        flush=True,
     )
 
 

@@ -1,10 +1,12 @@
-"""What needs CuPy and a GPU, and neither cuDF nor DALI; torch if it is there."""
+"""What needs CuPy and a GPU, and not cuDF; torch and DALI if they are there."""
 
+import io
 from types import SimpleNamespace
 
 import gpu_probes
 import numpy as np
 import pytest
+from PIL import Image
 
 from dask_image_ingest.curate import Head
 from dask_image_ingest.curate.fingerprints import pdq
@@ -72,6 +74,26 @@ def test_a_head_over_embeddings_gives_what_it_gives_on_the_host():
     vectors = random.standard_normal((50, 16)).astype(np.float32)
     head = Head(layers, output="sigmoid")
     np.testing.assert_allclose(head(cupy.asarray(vectors)).get(), head(vectors), rtol=1e-5)
+
+
+def test_a_gpu_decodes_and_resizes_photographs_as_a_cpu_does():
+    pytest.importorskip("nvidia.dali")
+    from synthetic import encode, photograph
+
+    from dask_image_ingest.decode import DecodeSpec
+    from dask_image_ingest.decode.dali import DaliDecoder
+
+    files = [encode(photograph(150 + n, 200, n)) for n in range(20)]
+    encoded = [np.frombuffer(file, np.uint8) for file in files]
+    originals = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
+    for size in (None, (64, 64)):
+        decoder = DaliDecoder(DecodeSpec(device="gpu", size=size), "encoded")
+        (images,) = decoder.run([encoded])
+        on_host = images.as_cpu()
+        for place, original in enumerate(originals):
+            want = original if size is None else original.resize(size, Image.Resampling.BILINEAR)
+            apart = np.abs(np.array(on_host[place]).astype(int) - np.asarray(want))
+            assert apart.mean() < 1
 
 
 def test_torch_shares_the_memory_of_a_batch():

@@ -282,6 +282,26 @@ FLOWS = {
 }
 
 
+# For a first day on a GPU: each way into memory, out of it, and over it, once.
+FIRST = {
+    "read",
+    "size",
+    "raw",
+    "several images",
+    "bad images",
+    "filters",
+    "random crops later",
+    "merge",
+    "shuffle",
+    "decoded later",
+    "shuffled batches",
+    "map",
+    "statistics",
+    "to pandas",
+    "fingerprints",
+}
+
+
 def files_in_folders(flows):
     for number in range(3):
         (flows.folder / "cat").mkdir(exist_ok=True)
@@ -331,7 +351,9 @@ def page(write, frame, folder):
     return (folder / "page.html").read_text().count("<img")
 
 
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.first] if n in FIRST else []) for n in FLOWS]
+)
 def test_a_flow_gives_on_a_gpu_what_it_gives_with_pandas(made, tmp_path, name):
     answers = {}
     for backend in ("pandas", "cudf"):

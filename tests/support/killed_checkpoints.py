@@ -22,7 +22,6 @@ from killed_exports import OutputStore, dying_at, in_a_child
 from s3 import s3_options
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage.output import lock
 
 FACTOR = 2.0
 
@@ -65,9 +64,7 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
     remote = endpoint is not None
     count = multiprocessing.Value("q", 0)
 
-    def whole(resume=False):
-        if resume:  # a dead owner is watched in no time
-            lock._RENEWED_EVERY = 0.05
+    def whole():
         checkpoint(folder, out, endpoint)
 
     assert in_a_child(lambda: dying_at(0, whole, remote, count))
@@ -77,7 +74,7 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
         OutputStore(out, endpoint).clear()
         ended = in_a_child(lambda: dying_at(moment, whole, remote))  # noqa: B023
         found = OutputStore(out, endpoint).contents()
-        resumed = in_a_child(lambda: whole(resume=True))
+        resumed = in_a_child(lambda: whole())
         there = OutputStore(out, endpoint).contents()
         told = {
             "moment": moment,

@@ -27,7 +27,6 @@ from distributed import Client, LocalCluster
 from s3 import s3_options
 
 import dask_image_ingest as dii
-from dask_image_ingest.storage.output import lock
 
 # What an export calls to change what is on a disk, or on a server.
 LOCAL = ("pwritev", "replace", "link", "unlink", "fsync", "truncate", "rmdir", "mkdir")
@@ -126,8 +125,6 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
         count = multiprocessing.Value("q", 0)
 
         def whole(shuffle=shuffle, resume=False):
-            if resume:  # a dead owner is watched in no time
-                lock._RENEWED_EVERY = 0.05
             export(folder, out, endpoint, shuffle=shuffle, resume=resume)
 
         assert in_a_child(lambda: dying_at(0, whole, remote, count))  # noqa: B023

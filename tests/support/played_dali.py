@@ -30,7 +30,8 @@ class Pipeline:
         pass
 
     def feed_input(self, name, batch):
-        self.fed.append([np.asarray(image).tobytes() for image in batch])
+        if name == "images":
+            self.fed.append([np.asarray(image).tobytes() for image in batch])
 
     def schedule_run(self):
         assert self._held == 0, "what was shared is not released"
@@ -48,6 +49,16 @@ class Pipeline:
         self._held -= 1
 
 
+class Input:
+    """An external source, of which parts can be taken."""
+
+    def __getitem__(self, part):
+        return self
+
+    def gpu(self):
+        return "on the GPU"
+
+
 class Batch(list):
     """Decoded images: here the files themselves."""
 
@@ -59,12 +70,14 @@ REFUSED: dict[bytes, str] = {}
 def play(monkeypatch, room=2**30):
     """Have decoders use such pipelines, on a GPU with room for so many bytes in a batch."""
     operators = SimpleNamespace(
-        external_source=lambda **options: SimpleNamespace(gpu=lambda: "on the GPU"),
+        external_source=lambda **options: Input(),
+        cast=lambda values, **options: values,
         decoders=SimpleNamespace(image=lambda files, **options: ("images", options)),
         resize=lambda images, **options: ("resized", images, options),
-        crop=lambda images, **options: ("cropped", images, options),
+        slice=lambda images, **options: ("cropped", images, options),
     )
-    types = SimpleNamespace(UINT8=0, RGB=1, GRAY=2, INTERP_LINEAR=3)
+    names = ("UINT8", "INT32", "FLOAT", "RGB", "GRAY", "INTERP_NN", "INTERP_LINEAR")
+    types = SimpleNamespace(**{name: name for name in names}, INTERP_CUBIC=3, INTERP_LANCZOS3=4)
     monkeypatch.setattr(Pipeline, "made", [])
     monkeypatch.setattr(module, "dali", lambda: (operators, types, Pipeline))
     for name in (module, dali, planner):

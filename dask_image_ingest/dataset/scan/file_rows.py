@@ -18,7 +18,7 @@ from dask_image_ingest.dataset.schema.columns import ImageMember
 from dask_image_ingest.decode import EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import references_of_fields
-from dask_image_ingest.storage import Shard, is_pipe, is_web, local_path, open_file
+from dask_image_ingest.storage import Shard, is_pipe, local_path, open_file, without_query
 from dask_image_ingest.tar import HEAD, ShardIndex, open_member
 
 _Item = TypeVar("_Item")
@@ -190,19 +190,15 @@ def for_each(
 
 def path_key(url: str, root: str, extensions: Sequence[str] = ()) -> str:
     """The path of a file below the root, without its suffix: the longest of ``extensions``."""
-    folder, slash, name = _path(url.removeprefix(root)).removeprefix("/").rpartition("/")
+    folder, slash, name = without_query(url.removeprefix(root)).removeprefix("/").rpartition("/")
     stem = name[: -len(extension_of(name, extensions) or name.rpartition(".")[2]) - 1]
     return f"{folder}{slash}{stem or name}"
 
 
 def extension_of(url: str, extensions: Sequence[str]) -> str | None:
     """The longest of the extensions that a file has; None if it has none of them."""
-    path = _path(url).lower()
+    path = without_query(url).lower()
     return max((e for e in extensions if path.endswith(f".{e}")), key=len, default=None)
-
-
-def _path(url: str) -> str:
-    return url.partition("?")[0] if is_web(url) else url
 
 
 def class_of(url: str, root: str) -> str | None:

@@ -300,16 +300,26 @@ def _new_column(values: Any, rows: Sequence[int], length: int, type_: pa.DataTyp
         flat = cupy.zeros(length, type_.to_pandas_dtype())
         flat[np.asarray(rows, np.int64)] = cupy.asarray(values)
         column = plc.Column.from_cuda_array_interface(flat)
-    # pylibcudf wraps the memory without waiting for CuPy's pending writes.
-    cupy.cuda.get_current_stream().synchronize()
+    _wait_for_cupy()
     if present.all():
         return column
     return column.with_mask(*plc.transform.bools_to_mask(plc.Column.from_array(present)))
 
 
+def _wait_for_cupy() -> None:
+    """Wait for CuPy's pending writes, unless they are on the default stream, as libcudf's kernels.
+
+    pylibcudf wraps memory without waiting for them.
+    """
+    stream = cupy.cuda.get_current_stream()
+    if stream.ptr != cupy.cuda.Stream.null.ptr:
+        stream.synchronize()
+
+
 def _image_column(pixels: Pixels) -> plc.Column:
     ends = np.cumsum(pixels.sizes)
     check_pixels(int(ends[-1]))
+    _wait_for_cupy()
     offsets = np.concatenate([np.zeros(1, np.int64), ends]).astype(np.int32)
     flat = plc.Column.from_cuda_array_interface(pixels.flat)
     lists = [plc.Column.from_array(offsets), flat]

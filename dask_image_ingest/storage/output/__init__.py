@@ -4,13 +4,20 @@ In: a path or URL. Out: a store whose files appear whole, the lock of the run th
 the swap of a folder for another.
 """
 
-from dask_image_ingest.storage.output.lock import (
+from dask_image_ingest.storage.output.run import (
+    JOURNAL,
     LOCK,
+    REPLACEMENT,
+    REPLACING,
     acquire,
     begin_run,
     end_run,
     refuse_ended_run,
     refuse_other_run,
+    refuse_sources,
+    refuse_unfinished,
+    replacement_of,
+    swap,
 )
 from dask_image_ingest.storage.output.store import (
     CHECKPOINT_ADVICE,
@@ -24,15 +31,6 @@ from dask_image_ingest.storage.output.store import (
     open_output,
     parsed,
     translate_write_errors,
-)
-from dask_image_ingest.storage.output.swap import (
-    JOURNAL,
-    REPLACEMENT,
-    REPLACING,
-    refuse_sources,
-    refuse_unfinished,
-    replacement_of,
-    swap,
 )
 
 __all__ = [

@@ -3,13 +3,13 @@
 import ctypes
 import gc
 import sys
-from collections import Counter, defaultdict
+from collections import Counter
 from contextlib import contextmanager
 
 import numpy as np
 
 from simulated.counts import COUNTS, count, lock
-from simulated.streams import Stream, current, nothing
+from simulated.streams import Stream, current
 
 #: What memory holds that nobody has written to, or that was freed.
 POISON = 0xA5
@@ -18,14 +18,14 @@ POISON = 0xA5
 _LARGEST_KEPT = 64 << 20
 
 _live = _peak = 0
-_freed = defaultdict(list)
 
 
 class Memory:
     """Bytes on the device, counted while they live; also the buffer that RMM gives.
 
     They are allocated and freed in the order of a stream, as by a pool of RMM's: what was freed
-    goes to the next that asks for so much, and may be written to until the stream is that far.
+    goes to the next on that stream that asks for so much, and may be written to until the stream
+    is that far.
     """
 
     device_id = 0
@@ -50,8 +50,8 @@ class Memory:
         with lock:
             _live -= self.size
             if 0 < block.nbytes <= _LARGEST_KEPT:
-                poisoned = self._stream.queue(lambda: block.fill(POISON))
-                _freed[block.nbytes].append((block, self._stream, poisoned))
+                self._stream.queue(lambda: block.fill(POISON))
+                self._stream.freed[block.nbytes].append(block)
 
     @property
     def __cuda_array_interface__(self):
@@ -59,15 +59,11 @@ class Memory:
 
 
 def _taken(nbytes, stream):
-    """A block that was freed last, or a new one."""
+    """The block that the stream has freed last, or a new one."""
     size = max(256, 1 << (nbytes - 1).bit_length()) if nbytes else 0
     with lock:
-        if not _freed[size]:
-            return np.full(size, POISON, np.uint8)
-        block, freed_by, poisoned = _freed[size].pop()
-        if freed_by is not stream:
-            stream.queue(nothing, poisoned)
-        return block
+        freed = stream.freed[size]
+        return freed.pop() if freed else np.full(size, POISON, np.uint8)
 
 
 class Span:

@@ -8,7 +8,7 @@ import contextlib
 import itertools
 import threading
 import weakref
-from collections import deque
+from collections import defaultdict, deque
 
 from simulated.counts import count, lock
 
@@ -48,6 +48,7 @@ class Stream:
         self._blocking = not null and not non_blocking
         self._pending = deque()
         self.prompt = False  # does its work as soon as it is queued
+        self.freed = defaultdict(list)  # blocks of memory by their size
         _streams[self.ptr] = self
 
     def __del__(self):

@@ -9,7 +9,7 @@ import pytest
 
 from dask_image_ingest.errors import ExportError
 from dask_image_ingest.storage.output import store as output_store
-from dask_image_ingest.storage.output.lock import acquire
+from dask_image_ingest.storage.output.run import acquire
 from dask_image_ingest.storage.output.store import LocalStore
 
 

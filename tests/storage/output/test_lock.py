@@ -4,7 +4,7 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from dask_image_ingest.errors import ExportError
-from dask_image_ingest.storage.output.lock import LOCK, acquire
+from dask_image_ingest.storage.output.run import LOCK, acquire
 from dask_image_ingest.storage.output.store import LocalStore, RemoteStore
 
 

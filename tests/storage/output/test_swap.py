@@ -20,8 +20,8 @@ from witnesses import by_webdataset, contents, shards_in
 
 import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ExportError, ShardError, ShardNotFoundError
+from dask_image_ingest.storage.output.run import JOURNAL, REPLACING, finish_swap, swap
 from dask_image_ingest.storage.output.store import LocalStore
-from dask_image_ingest.storage.output.swap import JOURNAL, REPLACING, finish_swap, swap
 
 
 def png(number: int) -> bytes:
