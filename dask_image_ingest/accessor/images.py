@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
 
 import dask.dataframe as dd
 import pandas as pd
-from numpy.typing import ArrayLike, DTypeLike
+from numpy.typing import DTypeLike
 
 from dask_image_ingest.arguments import (
     check_choice,
@@ -40,7 +40,7 @@ from dask_image_ingest.ops import (
     make_row_map,
     small_images,
 )
-from dask_image_ingest.typedefs import AnyFrame, AnySeries, TypeLike
+from dask_image_ingest.typedefs import AnyFrame, AnySeries, PerChannel, TypeLike
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
@@ -426,7 +426,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
-        normalize: tuple[ArrayLike, ArrayLike] | None = None,
+        normalize: tuple[PerChannel, PerChannel] | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> Batches:
         """Stream the rows as batches of arrays, a few of them in memory at a time.
@@ -616,7 +616,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
-        normalize: tuple[ArrayLike, ArrayLike] | None = None,
+        normalize: tuple[PerChannel, PerChannel] | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
     ) -> BatchLoader:

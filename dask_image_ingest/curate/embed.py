@@ -191,7 +191,7 @@ def compute_scores(
 
 
 def compute_similarity(
-    frame: Frame, other: str | Array | Sequence[float], *, column: str = "embedding"
+    frame: Frame, other: str | np.ndarray | Sequence[float], *, column: str = "embedding"
 ) -> Frame:
     """Add the cosine of two columns of vectors, such as of images and their captions.
 
@@ -341,7 +341,7 @@ def _check_text_model(model: object) -> None:
 
 def classify(
     frame: Frame,
-    model: Callable[..., Any] | Array,
+    model: Callable[..., Any] | np.ndarray,
     names: Sequence[str],
     *,
     column: str = "embedding",

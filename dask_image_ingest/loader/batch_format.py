@@ -10,13 +10,12 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
-from numpy.typing import ArrayLike
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
-from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
+from dask_image_ingest.typedefs import Array, DataFrame, Dtype, PerChannel, Series
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -121,7 +120,9 @@ class Normalize(NamedTuple):
         return backend.normalized(images, self.scale, self.shift)
 
 
-def parse_normalize(normalize: tuple[ArrayLike, ArrayLike] | None) -> Normalize | None:
+def parse_normalize(
+    normalize: tuple[PerChannel, PerChannel] | None,
+) -> Normalize | None:
     """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None

@@ -21,7 +21,6 @@ from typing import Any, Generic, NamedTuple, TypeVar
 import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
-from numpy.typing import ArrayLike
 
 from dask_image_ingest.arguments import check_flag, whole_number
 from dask_image_ingest.errors import ArgumentError
@@ -55,6 +54,7 @@ from dask_image_ingest.loader.source import (
     check_count,
     once,
 )
+from dask_image_ingest.typedefs import PerChannel
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many. A GPU takes several batches, so
@@ -150,7 +150,7 @@ class Batches:
         *,
         batch_size: int,
         format: Format,
-        normalize: tuple[ArrayLike, ArrayLike] | None,
+        normalize: tuple[PerChannel, PerChannel] | None,
         schedule: Schedule,
         drop_last: bool,
         prefetch: int | None,

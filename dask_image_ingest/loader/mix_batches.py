@@ -8,18 +8,17 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
 from dask_image_ingest.loader.iter_batches import Batches, Schedule
 from dask_image_ingest.loader.position import parse_shard
-from dask_image_ingest.typedefs import AnyFrame
+from dask_image_ingest.typedefs import PerChannel
 
 
 def mix_batches(
-    frames: Sequence[AnyFrame],
+    frames: Sequence[Any],
     batch_size: int,
     weights: Sequence[float] | None = None,
     *,
@@ -32,7 +31,7 @@ def mix_batches(
     prefetch: int | None = None,
     start: int | Sequence[Any] = 0,
     shard: tuple[int, int] | Literal["auto"] | None = "auto",
-    normalize: tuple[ArrayLike, ArrayLike] | None = None,
+    normalize: tuple[PerChannel, PerChannel] | None = None,
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
 ) -> Batches:
     """Stream batches of rows from several frames, sampled by weights.
@@ -109,7 +108,7 @@ def mix_batches(
 
 
 def _mixed(
-    frames: list[AnyFrame],
+    frames: list[Any],
     columns: Sequence[str] | None,
     schedule: Schedule,
     *,
