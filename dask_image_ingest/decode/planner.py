@@ -220,8 +220,8 @@ class BatchPlanner:
         if self.decoding.device == "cpu":
             return decoders_for(self.decoding)
         headers = self.images.headers[:: max(1, len(self.images) // _SAMPLED)]
-        largest = _batch_of(self._max_bytes, [self._nbytes(each, None) for each in headers])
-        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(each) for each in headers])
+        largest = _batch_of(self._max_bytes, [self._nbytes(header, None) for header in headers])
+        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(header) for header in headers])
         decoders = decoders_for(self.decoding, largest)
         decoders.expect(min(largest, max(piece, len(self.images))))
         return decoders

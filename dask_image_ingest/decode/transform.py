@@ -181,7 +181,7 @@ class Transform:
         # The user's function need not be thread-safe.
         self._build_lock = threading.Lock()
 
-    def run(self, images: ImageBatch, origins: Sequence[Origin]) -> Any:
+    def run(self, images: ImageBatch, origins: Sequence[Origin]) -> ImageBatch:
         """Transform the images of a batch: a DALI tensor list, or a list of images.
 
         Raises
@@ -238,7 +238,7 @@ class Transform:
                 _check_labels([image], output, [origin])
         return outputs
 
-    def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> Any:
+    def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> ImageBatch:
         pipeline = self._take_pipeline(origins[0])
         try:
             (output,) = pipeline.run([images], origins[:1])
