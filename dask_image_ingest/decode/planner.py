@@ -144,8 +144,8 @@ def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterat
 # neighbours with as much, and is as fast with less.
 _BATCH_BYTES, _BATCH_BYTES_OF_ONE_THREAD = 2**26, 2**24
 
-# Decoded bytes of which a loader makes one piece.
-_PIECE_BYTES = 2**26
+# Decoded bytes that a loader has decoded at once on a GPU.
+_PIECE_BYTES = 2**28
 
 # Headers by which the size of batches is estimated.
 _SAMPLED = 64
