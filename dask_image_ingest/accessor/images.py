@@ -427,6 +427,7 @@ class Images(ABC, Generic[Frame, Series]):
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
         normalize: tuple[Any, Any] | None = None,
+        channels_first: bool | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> Batches:
         """Stream the rows as batches of arrays, a few of them in memory at a time.
@@ -489,6 +490,9 @@ class Images(ABC, Generic[Frame, Series]):
             (mean, std) of values from 0 to 1, each a number or one for each channel: images are
             float32 with channels first, (value / 255 - mean) / std, made in one pass. All must have
             one shape.
+        channels_first
+            Whether images are (channels, height, width): True for all image columns, by views of
+            the same memory; False also with ``normalize``. By default only images that it makes.
         collate_fn
             A function that makes the batch: it gets a list of rows, each a dict of NumPy arrays and
             values by column, and gives anything. It runs in the workers of a ``DataLoader``. A
@@ -546,6 +550,7 @@ class Images(ABC, Generic[Frame, Series]):
             start=start,
             share=parse_shard(shard, format),
             normalize=normalize,
+            channels_first=channels_first,
             collate_fn=collate_fn,
         )
 
@@ -617,6 +622,7 @@ class Images(ABC, Generic[Frame, Series]):
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
         normalize: tuple[Any, Any] | None = None,
+        channels_first: bool | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
     ) -> BatchLoader:
@@ -631,7 +637,7 @@ class Images(ABC, Generic[Frame, Series]):
         ----------
         batch_size, columns, shuffle, steps, repeat, weights, balance, replacement, buckets
             As for :meth:`iter_batches`.
-        drop_last, prefetch, start, shard, normalize, collate_fn
+        drop_last, prefetch, start, shard, normalize, channels_first, collate_fn
             As for :meth:`iter_batches`. ``start`` holds for the first loop, whatever the number of
             workers; later ones go through all of their epoch.
         **options
@@ -683,6 +689,7 @@ class Images(ABC, Generic[Frame, Series]):
             drop_last=drop_last,
             prefetch=prefetch,
             normalize=normalize,
+            channels_first=channels_first,
             collate_fn=collate_fn,
         )
         return make_dataloader(make, start, shard, options)

@@ -56,11 +56,13 @@ def batch_of(
     backend: Backend,
     convert: Convert,
     normalize: Normalize | None,
+    channels_first: bool | None,
     shape: ImageShape | None,
 ) -> dict[str, Any]:
     """Build a batch: images as one array, or as a list of arrays if their shapes differ.
 
-    ``shape`` is that of the images ``image``, as far as it is known.
+    ``shape`` is that of the images ``image``, as far as it is known. ``channels_first`` places the
+    channels of all images, by views; None leaves them last, or as ``normalize`` does.
     """
     batch: dict[str, Any] = {}
     for name, images in rows.images.items():
@@ -75,8 +77,19 @@ def batch_of(
             stacked = normalize.batch(images, backend)
         else:
             stacked = stack_views(images, backend)
+        is_first = name == image and normalize is not None
+        if channels_first is not None and channels_first != is_first:
+            stacked = _moved_channels(stacked, channels_first, backend)
         batch[name] = _converted(stacked, convert)
     return batch | {name: _converted(values, convert) for name, values in rows.columns.items()}
+
+
+def _moved_channels(images: Any, to_first: bool, backend: Backend) -> Any:
+    """View of images, or a list of views, with channels before the height, or back at the end."""
+    if isinstance(images, list):
+        return [_moved_channels(image, to_first, backend) for image in images]
+    axes = (-1, -3) if to_first else (-3, -1)
+    return backend.numpy.moveaxis(images, *axes)
 
 
 def _converted(values: Any, convert: Convert) -> Any:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import cloudpickle
 
 from dask_image_ingest.arguments import whole_number
-from dask_image_ingest.errors import ArgumentError, MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError, warn_user
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.position import (
     Position,
@@ -85,7 +85,10 @@ class TorchDataset(IterableDataset):
         # The process that unpickled this, with the rank and world of the one that pickled it.
         self._unpickled: tuple[int, tuple[int, int]] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        self._is_on_gpu = self._batches_of(self._loops.next).is_on_gpu
+        first = self._batches_of(self._loops.next)
+        self._is_on_gpu = first.is_on_gpu
+        # Whether to warn of a loop that is the same as the one before it.
+        self._warns = first.differs_by_epoch
 
     def __repr__(self) -> str:
         return f"<torch dataset of {self._batches_of(self._loops.next)!r}>"
@@ -98,11 +101,15 @@ class TorchDataset(IterableDataset):
         if get_worker_info() is not None:
             self.refuse_workers()
         set_up_worker()
+        if get_worker_info() is None and self._batches is not None and not self._goes_on:
+            self.warn_of_repetition()
         self._begun += 1
         worker, batches = get_worker_info(), self._batches
         resumed, self._resumed = self._resumed, None
         if self._goes_on and worker is None and batches is not None and not self._loops.is_set:
             loop = Loop(self._epoch, iter(batches).position)
+            if isinstance(loop.start, Position) and not loop.start.row:
+                self.warn_of_repetition()
             self._loops.begin(self._begun, loop, lambda epoch, start: start)
             return batches
         loop = self._loops.begin(self._begun, resumed, self._start_in)
@@ -131,6 +138,15 @@ class TorchDataset(IterableDataset):
             share = (self._share or Share(*self._rank()))._replace(workers=workers)
             epoch = self._loops.next.epoch
             self._make(epoch=epoch, start=0, share=share, facts=self._facts).prepare()
+
+    def warn_of_repetition(self) -> None:
+        """Warn once, before a loop that has the order and the random crops of the latest one."""
+        if self._warns and self._loops.comes_again:
+            self._warns = False
+            warn_user(
+                "this loop has the same order and the same random crops as the loop before it: "
+                "call loader.set_epoch(epoch) before each loop, or that of its dataset"
+            )
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -273,6 +289,7 @@ class BatchLoader(DataLoader):
 
     def __iter__(self) -> Iterator[Any]:
         if self.num_workers:
+            self.dataset.warn_of_repetition()
             self.dataset.prepare(self.num_workers)
         return super().__iter__()
 
@@ -417,6 +434,14 @@ class Loops:
         """True if the next loop's epoch was set, or its state loaded, since the latest one."""
         with self._own() as own:
             return bool(own["is_set"])
+
+    @property
+    def comes_again(self) -> bool:
+        """True if the next loop is all of the latest one's epoch, and nobody has set that."""
+        with self._own() as own:
+            begun = [loop for loop in own["loops"] if not loop["is_refused"]]
+            is_whole = own["start"] == 0 and not own["is_set"]
+            return bool(begun) and is_whole and begun[-1]["epoch"] == own["epoch"]
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be an epoch."""

@@ -150,6 +150,7 @@ class Batches:
         batch_size: int,
         format: Format,
         normalize: tuple[Any, Any] | None,
+        channels_first: bool | None,
         schedule: Schedule,
         drop_last: bool,
         prefetch: int | None,
@@ -181,6 +182,9 @@ class Batches:
         self._collate = collate_fn
         self._convert = converter("numpy" if collate_fn else format, self._backend)
         self._normalize = parse_normalize(normalize)
+        if channels_first is not None:
+            check_flag("channels_first", channels_first)
+        self._channels_first = channels_first
         self._share = share
         # What is known of the rows; a loader has it for all its iterators and workers.
         self._facts: Facts = {} if facts is None else facts
@@ -256,6 +260,12 @@ class Batches:
     def is_on_gpu(self) -> bool:
         """True if images are decoded on a GPU, or lie there."""
         return self._backend.device == "gpu"
+
+    @property
+    def differs_by_epoch(self) -> bool:
+        """True if another epoch has another order or other random crops."""
+        shuffled = self._schedule.shuffle is not None
+        return shuffled or any(source.has_random_crops for source in self._sources)
 
     @property
     def is_at_end(self) -> bool:
@@ -398,7 +408,15 @@ class Batches:
         shape = self._shape
         if size is not None:
             shape = (*size, None if shape is None else shape[2])
-        batch = batch_of(rows, self._image, self._backend, self._convert, self._normalize, shape)
+        batch = batch_of(
+            rows,
+            self._image,
+            self._backend,
+            self._convert,
+            self._normalize,
+            self._channels_first,
+            shape,
+        )
         if self._collate is None:
             return batch
         names = list(batch)

@@ -31,6 +31,7 @@ def mix_batches(
     start: int | Sequence[Any] = 0,
     shard: tuple[int, int] | Literal["auto"] | None = "auto",
     normalize: tuple[Any, Any] | None = None,
+    channels_first: bool | None = None,
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
 ) -> Batches:
     """Stream batches of rows from several frames, sampled by weights.
@@ -51,7 +52,7 @@ def mix_batches(
         As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
     shuffle, epoch
         As there. They also determine how many rows of a batch come from each frame.
-    drop_last, prefetch, start, shard, normalize, collate_fn
+    drop_last, prefetch, start, shard, normalize, channels_first, collate_fn
         As there.
 
     Returns
@@ -94,6 +95,7 @@ def mix_batches(
         drop_last=drop_last,
         prefetch=prefetch,
         normalize=normalize,
+        channels_first=channels_first,
         collate_fn=collate_fn,
     )
     if format != "torch":

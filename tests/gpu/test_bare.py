@@ -99,6 +99,7 @@ def test_a_gpu_decodes_and_resizes_photographs_as_a_cpu_does():
             assert apart.mean() < 1
 
 
+@pytest.mark.card
 def test_torch_shares_the_memory_of_a_batch():
     torch = pytest.importorskip("torch")
     batch = cupy.asarray(np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3))

@@ -94,3 +94,38 @@ def test_a_tensor_is_what_torch_makes_by_itself(ddf):
         made = (one["image"].permute(0, 3, 1, 2).float() / 255 - mean) / std
         torch.testing.assert_close(other["image"], made)
         assert other["image"].is_contiguous()
+
+
+def test_channels_are_first_or_last_as_asked_for_by_views(ddf):
+    half = (0.5, 0.5)
+    (plain,), (first,), (ready,), (last,) = (
+        list(ddf.images.iter_batches(100, columns=[], **options))
+        for options in (
+            {},
+            {"channels_first": True},
+            {"normalize": half, "channels_first": True},
+            {"normalize": half, "channels_first": False},
+        )
+    )
+    assert first["image"].dtype == np.uint8
+    np.testing.assert_array_equal(first["image"], plain["image"].transpose(0, 3, 1, 2))
+    np.testing.assert_allclose(ready["image"], expected(plain["image"], 0.5, 0.5), atol=2e-6)
+    np.testing.assert_array_equal(last["image"], ready["image"].transpose(0, 2, 3, 1))
+    assert not first["image"].flags.owndata
+
+
+def test_channels_of_images_of_several_shapes_and_of_rows_are_first_too(shards):
+    ddf = dii.read_webdataset_images(shards, backend="pandas", size=20, resize="longer")
+    (plain,), (first,), (shapes,) = (
+        list(ddf.images.iter_batches(100, columns=[], **options))
+        for options in (
+            {},
+            {"channels_first": True},
+            {"channels_first": True, "collate_fn": lambda rows: [r["image"].shape for r in rows]},
+        )
+    )
+    for image, other in zip(plain["image"], first["image"], strict=True):
+        np.testing.assert_array_equal(image.transpose(2, 0, 1), other)
+    assert shapes == [image.shape for image in first["image"]]
+    with pytest.raises(ArgumentError, match="channels_first='yes'"):
+        ddf.images.iter_batches(4, channels_first="yes")
