@@ -38,6 +38,7 @@ from dask_image_ingest.dataset.scan.task import read_partition
 from dask_image_ingest.decode import dali, planner
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import is_valid
+from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 
 # As on a GPU, whose batches are of so many images and not limited by their bytes.
@@ -183,7 +184,7 @@ def stages(split: Any, query: Any) -> dict[str, float]:
         return result
 
     names = [name for name in query.columns if name != "image"]
-    backend = query.options.get_backend()
+    backend = get_backend(query.options.backend)
     (image,) = query.options.images
     opened = open_samples(split.shard, split.index, query.options, query.member_columns)
     rows = timed("tar walk, or index", opened.__enter__)

@@ -3,6 +3,7 @@
 import dask_image_ingest.accessor  # noqa: F401  registers .images
 from dask_image_ingest import curate
 from dask_image_ingest.checkpoint import checkpoint
+from dask_image_ingest.client import versions
 from dask_image_ingest.cluster import (
     dask_setup,  # noqa: F401  called by Dask with --preload dask_image_ingest
     dask_teardown,  # noqa: F401
@@ -18,7 +19,6 @@ from dask_image_ingest.dataset import (
 )
 from dask_image_ingest.dataset.schema import ImageColumn
 from dask_image_ingest.decode import RandomResizedCrop
-from dask_image_ingest.environment import versions
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,

@@ -25,8 +25,12 @@ from distributed import Scheduler
 from distributed.metrics import context_meter
 from distributed.scheduler import KilledWorker
 
-from dask_image_ingest.client import check_workers, client_that_computes
-from dask_image_ingest.environment import own_version, refuse_other_version
+from dask_image_ingest.client import (
+    check_workers,
+    client_that_computes,
+    own_version,
+    refuse_other_version,
+)
 from dask_image_ingest.errors import DaskImageIngestError
 
 # Seconds before the first line; between updates; between lines in a file, which can't be updated.

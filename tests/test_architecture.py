@@ -22,7 +22,7 @@ ROOT = Path(__file__).parent.parent / PACKAGE
 # among the rooms.
 ROOMS = (
     "typedefs", "url_secrets", "errors", "arguments", "dask_internals",
-    "environment", "client", "computing", "image_frame",
+    "client", "computing", "image_frame",
     "user_functions", "storage", "tar", "decode", "index", "frames", "dataset", "cluster", "ops",
     "loader", "image_counts", "view", "export", "checkpoint", "report", "accessor", "curate", "cli",
     "__init__",

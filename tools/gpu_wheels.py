@@ -1,7 +1,8 @@
 """Install what `make gpu-api` runs on: the wheels of the ``cuda12`` extra, where there is no GPU.
 
 pip finds the releases that fit together; they are installed without CUDA's mathematical libraries
-and compilers, which nothing here imports and which are half of the download.
+and compilers, which nothing here imports and which are half of the download. torch comes along if
+pip finds its build for a CPU; else the tests that need it are skipped.
 
     python tools/gpu_wheels.py          # into the environment of this Python
 """
@@ -46,11 +47,15 @@ def main() -> None:
     """Install them."""
     pyproject = Path(__file__).parents[1] / "pyproject.toml"
     project = tomllib.loads(pyproject.read_text())["project"]
-    extra = project["optional-dependencies"][EXTRA]
-    found = releases([*project["dependencies"], *extra, "pytest"])
-    wanted = [each for each in found if not any(f"nvidia-{name}-" in each for name in LEFT_OUT)]
-    print(*wanted, sep="\n")
-    subprocess.run([*PIP, "--no-deps", *wanted], check=True)
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *extras[EXTRA], "pytest"]
+    torch = [each for each in extras["notebooks"] if each.startswith("torch==")]
+    found = releases([*wanted, *torch])
+    if not any(each.startswith("torch==") and each.endswith("+cpu") for each in found):
+        found = releases(wanted)
+    kept = [each for each in found if not any(f"nvidia-{name}-" in each for name in LEFT_OUT)]
+    print(*kept, sep="\n")
+    subprocess.run([*PIP, "--no-deps", *kept], check=True)
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ from distributed import Client
 
 from dask_image_ingest.cli import verbs
 from dask_image_ingest.cli.verbs import BAD_DATA, INTERRUPTED, WRONG_ARGUMENTS
+from dask_image_ingest.client import versions
 from dask_image_ingest.computing import progress
 from dask_image_ingest.decode import Mode
-from dask_image_ingest.environment import versions
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,

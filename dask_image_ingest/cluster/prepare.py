@@ -28,9 +28,8 @@ from distributed import Client, Scheduler, Status, Worker, WorkerPlugin
 from distributed.protocol.pickle import loads
 from PIL import Image
 
-from dask_image_ingest.client import MarkSuspects, check_client, workers_of
+from dask_image_ingest.client import MarkSuspects, check_client, environment, versions, workers_of
 from dask_image_ingest.decode import DecodeSpec, decode_one
-from dask_image_ingest.environment import environment, versions
 from dask_image_ingest.errors import (
     ArgumentError,
     MissingDependencyError,
@@ -153,6 +152,10 @@ def _machine_config() -> dict[str, Any]:
     return dask.config.collect(dask.config.paths, variables)
 
 
+# Seconds after which a thread hands on the GIL. The default, 5 ms, is half of what a GPU takes for
+# a batch, and DALI would have nothing to do until its thread has the GIL.
+_SWITCH_INTERVAL = 0.0005
+
 _warming: list[threading.Thread] = []  # at most one
 
 _STARTING = (Status.created, Status.init, Status.starting)
@@ -165,6 +168,8 @@ def warm_up(device: Literal["cpu", "gpu"], worker: Worker | None = None) -> None
     """
     if _warming:
         return
+    if device == "gpu":
+        sys.setswitchinterval(_SWITCH_INTERVAL)
     thread = threading.Thread(target=_decode, args=(device, worker), name="warm-up", daemon=True)
     _warming.append(thread)
     thread.start()

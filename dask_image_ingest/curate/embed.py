@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, list_of_names, shown
 from dask_image_ingest.curate.models import Head
@@ -16,12 +15,11 @@ from dask_image_ingest.curate.pixels import map_images
 from dask_image_ingest.curate.vectors import (
     as_numbers,
     check_vectors,
-    from_vectors,
     has_direction,
+    map_vectors,
     on_host,
     to_device_of,
     unit,
-    vector_map,
 )
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -175,7 +173,7 @@ def compute_scores(
         )
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     of_images = backend_of(meta).is_images(meta.dtypes[column])
-    options: dict[str, str] = {"called_by": "compute_scores", "returns": _NUMBERS}
+    options: dict[str, Any] = {"called_by": "compute_scores", "returns": _NUMBERS}
     for name, function in heads.items():
         title = f"score.{name}" if name else "score"
         outputs = {title: "float32"}
@@ -185,8 +183,9 @@ def compute_scores(
             frame = map_images(frame, function, outputs, batch_size, column, **options)
             continue
         length = function.length if isinstance(function, Head) else None
-        scores = vector_map(frame, column, length, function, outputs, batch_size, **options)
-        frame = apply_batch_map(frame, scores)
+        frame = map_vectors(
+            frame, [column], outputs, function, length=length, batch_size=batch_size, **options
+        )
     return frame
 
 
@@ -222,21 +221,19 @@ def compute_similarity(
       __key__  similarity
     0    0000         0.7
     """
+    options: dict[str, Any] = {"called_by": "compute_similarity", "writes": False}
     if isinstance(other, str):
-        return from_vectors(frame, (column, other), "similarity", _cosines)
+        return map_vectors(frame, [column, other], {"similarity": "float32"}, _cosines, **options)
     vector = np.asarray(other)
     if vector.ndim != 1 or vector.dtype.kind not in "iuf":
         raise ArgumentError(f"other={shown(other)}: pass the name of a column, or a vector (d,)")
     function = functools.partial(_cosines, others=vector.astype(np.float64))
-    return from_vectors(frame, (column,), "similarity", function)
+    return map_vectors(
+        frame, [column], {"similarity": "float32"}, function, length=len(vector), **options
+    )
 
 
 def _cosines(vectors: Array, others: Array) -> Any:
-    if vectors.shape[-1] != others.shape[-1]:
-        raise ArgumentError(
-            f"vectors of length {vectors.shape[-1]} and {others.shape[-1]} have no cosine: take "
-            "both from one model"
-        )
     others = to_device_of(others, vectors)
     # In float64, so that the rounded result of a row does not depend on its partition.
     vectors, others = vectors.astype(np.float64), others.astype(np.float64)
@@ -400,12 +397,14 @@ def classify(
     if not isinstance(scale, (int, float, np.number)) or not 0 < scale < np.inf:
         raise ArgumentError(f"scale={shown(scale)}: pass a number above 0, 100 for CLIP")
     vectors = _class_vectors(model, [prompt.replace("{}", name) for name in chosen])
-    softmax = functools.partial(_softmax, classes=vectors, scale=float(scale))
-    for number, name in enumerate(chosen):
-        score = functools.partial(_class_score, softmax, number)
-        frame = from_vectors(frame, (column,), f"score.{name}", score, directed=True)
-    best_name = functools.partial(_best_name, softmax, tuple(chosen))
-    return from_vectors(frame, (column,), "class", best_name, pa.string(), directed=True)
+    function = functools.partial(
+        _classified, classes=vectors, scale=float(scale), names=tuple(chosen)
+    )
+    outputs = dict.fromkeys((f"score.{name}" for name in chosen), "float32") | {"class": "string"}
+    return map_vectors(
+        frame, [column], outputs, function,
+        length=vectors.shape[1], directed=True, called_by="classify", writes=False,
+    )  # fmt: skip
 
 
 def _class_vectors(model: Callable[..., Any] | Array, texts: list[str]) -> np.ndarray:
@@ -428,22 +427,15 @@ def _class_vectors(model: Callable[..., Any] | Array, texts: list[str]) -> np.nd
     return unit(vectors)
 
 
-def _softmax(vectors: Array, classes: np.ndarray, scale: float) -> Any:
-    if vectors.shape[1] != classes.shape[1]:
-        raise ArgumentError(
-            f"vectors of length {vectors.shape[1]} and {classes.shape[1]} have no cosine: take "
-            "both from one model"
-        )
+def _classified(
+    vectors: Array, classes: np.ndarray, scale: float, names: tuple[str, ...]
+) -> dict[str, Any]:
+    """The softmax of the cosines with the classes, and the name of the nearest one."""
     vectors = vectors.astype(np.float64)
     lengths = (vectors**2).sum(axis=1, keepdims=True) ** 0.5
     values = scale * (vectors @ to_device_of(classes, vectors).T) / lengths
     values = np.exp(values - values.max(axis=1, keepdims=True))
-    return values / values.sum(axis=1, keepdims=True)
-
-
-def _class_score(softmax: Callable[..., Any], number: int, vectors: Array) -> Any:
-    return softmax(vectors)[:, number]
-
-
-def _best_name(softmax: Callable[..., Any], names: tuple[str, ...], vectors: Array) -> list[str]:
-    return [names[number] for number in on_host(softmax(vectors).argmax(axis=1)).tolist()]
+    values /= values.sum(axis=1, keepdims=True)
+    best = on_host(values.argmax(axis=1)).tolist()
+    scores = {f"score.{name}": values[:, number] for number, name in enumerate(names)}
+    return {**scores, "class": [names[number] for number in best]}

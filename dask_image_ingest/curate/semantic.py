@@ -40,7 +40,7 @@ from dask_image_ingest.curate.ranking import (
 )
 from dask_image_ingest.curate.vectors import (
     check_vectors,
-    from_vectors,
+    map_vectors,
     on_host,
     to_device_of,
     unit,
@@ -213,7 +213,10 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
     sampled = backend_of(meta).numpy.asarray(sampled)
     centers = on_host(k_means(sampled, k, np.random.default_rng(seed), spread=True))
     nearest = functools.partial(_nearest, centers=centers)
-    return from_vectors(frame, (column,), "cluster", nearest, pa.int32(), directed=True)
+    return map_vectors(
+        frame, [column], {"cluster": "int32"}, nearest,
+        length=centers.shape[1], directed=True, called_by="find_clusters", writes=False,
+    )  # fmt: skip
 
 
 def _sample(frame: DataFrame, column: str, count: int, seed: int) -> _Sample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,14 +13,24 @@ import pandas as pd
 import pyarrow as pa
 
 from dask_image_ingest.arguments import check_frame, shown, whole_number
-from dask_image_ingest.dask_internals import FrameBase, new_collection
-from dask_image_ingest.dataset.plan import MapColumns, select_columns
+from dask_image_ingest.dask_internals import FrameBase
+from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, pandas_type, without
-from dask_image_ingest.ops import BatchMap, InputColumn, call_once, make_batch_map, vectors
+from dask_image_ingest.ops import (
+    BatchMap,
+    InputColumn,
+    apply_batch_map,
+    call_once,
+    make_batch_map,
+    vectors,
+)
 from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
 
 _FLOAT = pa.float32()
+
+# Vectors of a batch.
+_BATCH_SIZE = 10_000
 
 # Nearest rows of equal similarity are sorted by those of these columns that a frame has.
 _TIE_BREAKERS = ("__key__", "__url__", "offset")
@@ -108,99 +119,65 @@ def on_host(array: Array) -> np.ndarray:
     return array if isinstance(array, np.ndarray) else array.get()
 
 
-def from_vectors(
+@dataclass(frozen=True)
+class VectorMap(BatchMap):
+    """``map_batches`` of columns of vectors, which are arrays (n, d) without nulls."""
+
+    length: int | None = None  # that each vector must have
+    directed: bool = False  # zero, NaN and infinite vectors count as null
+
+    def arguments(self, frame: DataFrame) -> tuple[list[int], list[InputColumn]]:
+        """The rows that have all vectors, and the vectors."""
+        backend = backend_of(frame)
+        present = functools.reduce(operator.and_, (frame[name].notnull() for name in self.inputs))
+        rows = np.flatnonzero(backend.host(present.values))
+        if not len(rows):
+            return [], []
+        # Not all columns: the rows of others, such as pixels, would be copied.
+        valid = frame[list(self.inputs)][present]
+        columns = [_vectors(valid, name) for name in self.inputs]
+        length = columns[0].shape[1] if self.length is None else self.length
+        for column in columns:
+            if column.shape[1] != length:
+                raise ArgumentError(
+                    f"{self.function.called_by} needs vectors of length {length}, these are of "
+                    f"{column.shape[1]}: take both from one model"
+                )
+        if self.directed:
+            usable = [has_direction(backend.host(column)) for column in columns]
+            kept = np.flatnonzero(np.logical_and.reduce(usable))
+            if len(kept) < len(rows):
+                rows, on_device = rows[kept], backend.numpy.asarray(kept)
+                columns = [column[on_device] for column in columns]
+        return rows.tolist(), [InputColumn(column) for column in columns]
+
+
+def map_vectors(
     frame: AnyFrame,
-    columns: tuple[str, ...],
-    name: str,
+    columns: Sequence[str],
+    outputs: Mapping[str, str],
     function: Callable[..., Any],
-    type_: pa.DataType = _FLOAT,
     *,
+    length: int | None = None,
     directed: bool = False,
+    batch_size: int = _BATCH_SIZE,
+    **of_function: Any,
 ) -> Any:
-    """Add or replace a column ``name``, computed by a function of columns of vectors.
+    """Add or replace columns, computed by a function of columns of vectors.
 
     ``function`` takes an array (n, d) for each of ``columns``, NumPy or CuPy, and returns (n,). The
     result is null where one of the vectors is, or if ``directed`` has no direction: zero, NaN or
-    infinite. Functions of the user need a `vector_map`.
+    infinite. ``of_function`` are fields of `BatchFunction`.
     """
-    if name in columns:
-        raise ArgumentError(f"the column {name!r} would be made of itself: rename it first")
     for column in columns:
         check_vectors(frame, column)
-    frame = without(frame, [name])
-    if not isinstance(frame, FrameBase):
-        return _map_vectors(frame, columns, name, function, type_, directed)
-    operands = (columns, name, function, type_, directed)
-    return new_collection(MapColumns(frame.expr, _map_vectors, (name,), columns, *operands))
-
-
-def _map_vectors(
-    frame: DataFrame,
-    columns: tuple[str, ...],
-    name: str,
-    function: Callable[..., Any],
-    type_: pa.DataType,
-    directed: bool,
-) -> Any:
-    backend = backend_of(frame)
-    present = frame[columns[0]].notnull()
-    for column in columns[1:]:
-        present = present & frame[column].notnull()
-    # Not all columns: the rows of others, such as pixels, would be copied.
-    valid = frame[list(columns)][present]
-    rows = np.flatnonzero(backend.host(present.values)).tolist()
-    for column in columns if directed and rows else ():
-        usable = np.flatnonzero(has_direction(backend.host(_vectors(valid, column)))).tolist()
-        if len(usable) < len(rows):
-            valid, rows = valid.take(usable), [rows[row] for row in usable]
-    if pa.types.is_string(type_):
-        texts = function(*(_vectors(valid, column) for column in columns)) if rows else []
-        return backend.with_columns(frame, {name: (texts, type_)}, rows)
-    dtype = type_.to_pandas_dtype()
-    values = backend.numpy.empty(0, dtype)
-    if len(valid):
-        values = function(*(_vectors(valid, column) for column in columns))
-        values = backend.numpy.asarray(values, dtype=dtype)
-    return backend.with_columns(frame, {name: (values, type_)}, rows)
-
-
-@dataclass(frozen=True)
-class VectorMap(BatchMap):
-    """``map_batches`` of a column of vectors, which are arrays (n, d) without nulls."""
-
-    length: int | None = None  # that each vector must have
-
-    def arguments(self, frame: DataFrame) -> tuple[list[int], list[InputColumn]]:
-        """The rows that have a vector, and the vectors."""
-        (column,) = self.inputs
-        present = frame[column].notnull()
-        rows = np.flatnonzero(backend_of(frame).host(present.values)).tolist()
-        if not rows:
-            return [], []
-        values = _vectors(frame[[column]][present], column)
-        if self.length not in (None, values.shape[1]):
-            raise ArgumentError(
-                f"{self.function.called_by}: the head takes vectors of length {self.length}, these "
-                f"are of {values.shape[1]}"
-            )
-        return rows, [InputColumn(values)]
-
-
-def vector_map(
-    frame: AnyFrame,
-    column: str,
-    length: int | None,
-    function: Callable[..., Any],
-    outputs: Mapping[str, str],
-    batch_size: int,
-    **of_function: Any,
-) -> VectorMap:
-    """Check arguments, and build a `VectorMap` that keeps all columns of the frame."""
-    columns = list(frame.columns)
+        if column in outputs:
+            raise ArgumentError(f"the column {column!r} would be made of itself: rename it first")
+    kept = list(frame.columns)
     batch_map = make_batch_map(
-        function, outputs, batch_size, [column], True, columns, noun="vectors", **of_function
+        function, outputs, batch_size, columns, True, kept, noun="vectors", **of_function
     )
-    return VectorMap(**vars(batch_map), length=length)
+    return apply_batch_map(frame, VectorMap(**vars(batch_map), length=length, directed=directed))
 
 
 def find_nearest(

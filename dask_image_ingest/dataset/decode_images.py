@@ -25,7 +25,7 @@ from dask_image_ingest.dataset.references.make_references import (
     references_of_locations,
     with_encoded,
 )
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import image_field
 from dask_image_ingest.decode import (
     MAX_PIXELS,

@@ -36,13 +36,13 @@ from dask_image_ingest.dataset.read_options import (
     parse_max_member_bytes,
 )
 from dask_image_ingest.dataset.references.decode_node import Decode
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.scan.partitioning import (
     make_partitions,
     open_first,
     parse_partition_size,
     parse_shards_per_partition,
 )
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
     Schema,

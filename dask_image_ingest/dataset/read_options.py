@@ -65,10 +65,6 @@ class ReadOptions:
     root: str | None = None
     classes: tuple[str, ...] | None = None
 
-    def get_backend(self) -> Backend:
-        """The backend; imports its dataframe library."""
-        return get_backend(self.backend)
-
 
 #: Warning of a process without a GPU that builds a cuDF collection.
 NO_GPU_HERE = (

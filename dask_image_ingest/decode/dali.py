@@ -10,12 +10,14 @@ from __future__ import annotations
 import ctypes
 import functools
 import io
+import itertools
 import os
 import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from queue import Empty, PriorityQueue
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import dask
@@ -261,6 +263,8 @@ class DaliDecoder:
 
     DALI runs in a thread of its own, one batch after the other. So the threads that decode
     partitions prepare and copy batches while DALI has one, and none waits for another's bytes.
+    The partition that came first goes first: if they took turns, they would all be scanned at one
+    time, and DALI would have nothing to do.
 
     Parameters
     ----------
@@ -282,6 +286,9 @@ class DaliDecoder:
         self._batch_pipeline = BatchPipeline(lambda: self._build(), self._is_bad_image)
         device = current_device() if decoding.device == "gpu" else None
         self._thread = ThreadPoolExecutor(1, "dali", _use_device, (device,))
+        # Number of the call of `run`, number of the batch, its inputs, and its result.
+        self._waiting: PriorityQueue[tuple[int, int, dict[str, Any], Future[Any]]] = PriorityQueue()
+        self._numbers = itertools.count()
 
     def expect(self, images: int) -> None:
         """Announce batches of so many images, as which a pipeline for a GPU is primed.
@@ -304,17 +311,36 @@ class DaliDecoder:
         batches give an empty list.
         """
         inputs = map(self._as_input, batches)
-        decoded = self._start(next(inputs, None))
+        turn = next(self._numbers)
+        decoded = self._start(turn, next(inputs, None))
         while decoded is not None:
             # Read ahead while DALI decodes: this may wait for bytes.
-            following = self._start(next(inputs, None))
+            following = self._start(turn, next(inputs, None))
             images = decoded.result()
             decoded = following
             yield images
             del images
 
-    def _start(self, inputs: dict[str, Any] | None) -> Future[Any] | None:
-        return None if inputs is None else self._thread.submit(self._decode, inputs)
+    def _start(self, turn: int, inputs: dict[str, Any] | None) -> Future[Any] | None:
+        if inputs is None:
+            return None
+        decoded: Future[Any] = Future()
+        self._waiting.put((turn, next(self._numbers), inputs, decoded))
+        self._thread.submit(self._decode_all)
+        return decoded
+
+    def _decode_all(self) -> None:
+        """Decode the batches that wait, in DALI's thread: also those of callers that have gone."""
+        while True:
+            try:
+                *_, inputs, decoded = self._waiting.get_nowait()
+            except Empty:
+                return
+            try:
+                decoded.set_result(self._decode(inputs))
+            except BaseException as error:
+                decoded.set_exception(error)
+            del inputs, decoded  # the error's traceback has this frame
 
     def _as_input(self, batch: list[Any]) -> dict[str, Any]:
         """Inputs of the pipeline; none for an empty batch."""
@@ -329,7 +355,7 @@ class DaliDecoder:
         return {_INPUT: batch if self._source == "pixels" else tensor_list(batch), **regions}
 
     def _decode(self, inputs: dict[str, Any]) -> Any:
-        """Run DALI, in its thread."""
+        """Run DALI."""
         # Taken out of the caller's dict, so that nothing holds the files once they are decoded.
         batch = {name: inputs.pop(name) for name in [*inputs]}
         if not batch:

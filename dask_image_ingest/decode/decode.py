@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.client import refuse_other_version
 from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode import crash_log
 from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
@@ -22,7 +23,6 @@ from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
-from dask_image_ingest.environment import refuse_other_version
 from dask_image_ingest.typedefs import ImageBatch
 
 
@@ -118,7 +118,11 @@ def decode_in_batches(
     # A scaled decode runs in the shared thread pool, and hands DALI the few images that remain.
     with nullcontext() if scaled else dali.partitions:
         for batch, decoded in _dali_outputs(schedule, scaled, dali):
-            schedule.learn(_rows_without_image(batch.dali_rows, decoded))
+            # Of a tensor list, DALI has decoded all.
+            found = decoded if isinstance(decoded, list) else ()
+            schedule.learn(
+                row for row, image in zip(batch.dali_rows, found, strict=False) if image is None
+            )
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
             if decoding.resized_here:
                 decoded = _resized(decoded, rows, batch, decoding)
@@ -186,12 +190,6 @@ def _shapes(images: ImageBatch) -> Any:
 
 def _shape(image: Any) -> tuple[int, ...]:
     return image.shape() if callable(image.shape) else image.shape
-
-
-def _rows_without_image(rows: list[int], images: ImageBatch) -> list[int]:
-    if not isinstance(images, list):
-        return []
-    return [row for row, image in zip(rows, images, strict=True) if image is None]
 
 
 def _pillow_outputs(

@@ -12,11 +12,11 @@ import numpy as np
 from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
+from dask_image_ingest.client import own_version
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
 from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
-from dask_image_ingest.environment import own_version
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.user_functions import token_and_code

@@ -28,7 +28,6 @@ from dask_image_ingest.frames.backend import (
     NewColumn,
     gpus,
     register_accessor,
-    workers,
 )
 from dask_image_ingest.frames.choose import (
     backend_of,
@@ -106,5 +105,4 @@ __all__ = [
     "type_name",
     "with_urls",
     "without",
-    "workers",
 ]

@@ -1,4 +1,4 @@
-"""The protocol of a backend, accessors for all backends, and the workers of the client."""
+"""The protocol of a backend, accessors for all backends, and the GPUs of this process."""
 
 from __future__ import annotations
 
@@ -9,10 +9,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 import pyarrow as pa
-from distributed import get_worker
-from distributed.system import MEMORY_LIMIT
 
-from dask_image_ingest.client import current_client, workers_of
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
 from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
@@ -185,30 +182,3 @@ def require_gpu() -> None:
             "workers of a cluster that have one, and take the result as pandas, "
             "ddf.to_backend('pandas').compute(); or read with backend='pandas'"
         )
-
-
-def workers() -> list[dict[str, Any]] | None:
-    """The scheduler's information on each worker; None without a client that may be asked."""
-    client = current_client()
-    if client is None:
-        return None
-    try:
-        return [*workers_of(client).values()]
-    except OSError:  # the scheduler has ended
-        return []
-
-
-# Assumed memory of workers without a limit.
-_ASSUMED_MEMORY = 8 << 30
-
-
-def worker_memory() -> int:
-    """Memory limit of this worker, in bytes; in a client, the smallest of its workers'."""
-    try:
-        return get_worker().memory_manager.memory_limit or MEMORY_LIMIT
-    except ValueError:  # this is the client, which plans for its workers
-        pass
-    limits = [worker["memory_limit"] for worker in workers() or ()]
-    # With workers, the memory of this machine is irrelevant: it may be a login node.
-    default = _ASSUMED_MEMORY if limits else MEMORY_LIMIT
-    return min((limit for limit in limits if limit), default=default)

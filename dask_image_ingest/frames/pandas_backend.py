@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
+from dask_image_ingest.client import worker_memory
 from dask_image_ingest.decode import Pixels, ResizedImage, as_bytes, decode_pool, decode_threads
 from dask_image_ingest.frames.arrow_types import (
     has_type,
@@ -23,7 +24,7 @@ from dask_image_ingest.frames.arrow_types import (
     row_values,
     tensor_type,
 )
-from dask_image_ingest.frames.backend import Backend, NewColumn, worker_memory
+from dask_image_ingest.frames.backend import Backend, NewColumn
 from dask_image_ingest.frames.image_dtype import (
     IMAGE,
     ImageArray,

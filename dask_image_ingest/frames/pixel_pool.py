@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from dask_image_ingest.frames.backend import worker_memory
+from dask_image_ingest.client import worker_memory
 
 _SEAL_BYTES = 16
 

@@ -52,7 +52,8 @@ class Reader:
 
     def row_bytes(self) -> float:
         """Decoded bytes of a row, on average."""
-        return self._source.row_bytes(self._first_partition)
+        first = self._first_partition
+        return self._source.row_bytes(first, lambda: self._held(first))
 
     def keep(self, rows: np.ndarray | None) -> None:
         """Drop all partitions but those of some rows; None for all but the latest."""

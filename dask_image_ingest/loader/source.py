@@ -196,8 +196,11 @@ class FrameSource:
         """Rows of each partition: int64 (partitions,)."""
         return np.array([len(self._frame)], np.int64)
 
-    def row_bytes(self, number: int) -> float:
-        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already."""
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
+        """Decoded bytes of a row of a partition, on average; 1 if it is in memory already.
+
+        ``held`` gives the partition to a source that has to read it.
+        """
         return 1.0
 
     def encoded_bytes(self, part: PendingPartition) -> float:
@@ -419,7 +422,7 @@ class LazySource(FrameSource):
         result: np.ndarray = counts.to_numpy(np.int64)
         return result
 
-    def row_bytes(self, number: int) -> float:
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
         images = image_columns(self.meta)
         if not images:
             return 1.0
@@ -438,17 +441,17 @@ class LazySource(FrameSource):
 class ReferenceSource(LazySource):
     """Source of partitions of references, of which `take` decodes rows.
 
-    The index of a decoded frame is the place of each row in the order that was asked for.
+    The references are in host memory on both backends. The index of a decoded frame is the place of
+    each row in the order that was asked for.
     """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
-        super().__init__(new_collection(decode.rows), image)
+        super().__init__(new_collection(decode.rows_on_host), image)
+        self._backend = backend_of(decode.rows._meta)  # of what is decoded
         self._last = decode
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
-        # Partitions that `row_bytes` has begun to read, until `read` gives them.
-        self._begun: dict[int, Future[Any]] = {}
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
@@ -472,9 +475,6 @@ class ReferenceSource(LazySource):
             self._gathering.shutdown(wait=False)
             self._reading.shutdown(wait=False)
 
-    def read(self, number: int) -> Future[Any]:
-        return self._begun.pop(number, None) or super().read(number)
-
     def encoded_bytes(self, part: PendingPartition) -> float:
         assert self._ahead is not None
         return self._ahead.mean_size(part())
@@ -484,10 +484,10 @@ class ReferenceSource(LazySource):
         assert ahead is not None
         self._gathering.submit(lambda: ahead.request(part().iloc[rows]))
 
-    def row_bytes(self, number: int) -> float:
+    def row_bytes(self, number: int, held: Callable[[], PendingPartition] | None = None) -> float:
         """Estimate of the decoded bytes of a row; at least 1. For use while it is open."""
-        reading = self._begun[number] = self.read(number)
-        rows = reading.result()
+        assert held is not None
+        rows = held()()
         nbytes = self._last.pixels(rows) if len(rows) else 0
         return _UNKNOWN_BYTES if nbytes is None else max(1.0, nbytes / max(1, len(rows)))
 

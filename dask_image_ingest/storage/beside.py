@@ -29,11 +29,9 @@ def by_folder(shards: Iterable[Shard]) -> list[tuple[str, list[Shard]]]:
     folders: dict[str, tuple[str, list[Shard]]] = {}
     for shard in shards:
         if not is_pipe(shard.url):
-            first: tuple[str, list[Shard]] = (
-                folder_of(shard.url)[0],
-                [],
-            )  # by which the folder is listed
-            folders.setdefault(listed_folder(shard.url), first)[1].append(shard)
+            # The folder is listed by the URL of the first.
+            group = folders.setdefault(listed_folder(shard.url), (folder_of(shard.url)[0], []))
+            group[1].append(shard)
     return [*folders.values()]
 
 

@@ -8,7 +8,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from statistics import median
 from threading import Event
@@ -131,28 +130,6 @@ def merge(ranges: Iterable[Range], gap: int = 0) -> list[Range]:
 def split(start: int, stop: int, largest: int) -> list[Range]:
     """Split a range into pieces of at most ``largest`` bytes."""
     return [(at, min(at + largest, stop)) for at in range(start, stop, largest)]
-
-
-_pools_lock = threading.Lock()
-_pools: dict[int, ThreadPoolExecutor] = {}
-
-
-def request_threads(connections: int) -> ThreadPoolExecutor:
-    """The pool of that many threads, shared by all open shards of this process."""
-    with _pools_lock:
-        if connections not in _pools:
-            _pools[connections] = ThreadPoolExecutor(connections, "image-ingest-remote")
-        return _pools[connections]
-
-
-def _reset_pools() -> None:
-    """Start anew in a forked process: it has no threads, and the lock may be held for ever."""
-    global _pools_lock
-    _pools_lock = threading.Lock()
-    _pools.clear()
-
-
-os.register_at_fork(after_in_child=_reset_pools)
 
 
 # How many recent latencies are kept; with fewer than the second, the timeout is doubled.

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.core import url_to_fs
@@ -29,7 +29,7 @@ from dask_image_ingest.storage.fetch import (
     call_with_retry,
     configured_settings,
 )
-from dask_image_ingest.storage.reader import reason_of, translate_errors
+from dask_image_ingest.storage.reader import Result, reason_of, translate_errors
 from dask_image_ingest.storage.shard import (
     FileSystem,
     Shard,
@@ -42,8 +42,6 @@ from dask_image_ingest.storage.shard import (
 )
 from dask_image_ingest.storage.streams import without_pipes_allowed
 from dask_image_ingest.url_secrets import error_text, is_signed
-
-Result = TypeVar("Result")
 
 #: fsspec's info of a file.
 Info: TypeAlias = dict[str, Any]

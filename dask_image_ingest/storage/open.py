@@ -11,12 +11,12 @@ from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
 from dask_image_ingest.errors import ShardError
-from dask_image_ingest.storage.fetch import request_threads
 from dask_image_ingest.storage.reader import (
     ByteReader,
     LazyBytes,
     Memory,
     MemoryReader,
+    request_threads,
     translate_errors,
 )
 from dask_image_ingest.storage.remote_reader import open_remote

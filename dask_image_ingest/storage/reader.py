@@ -1,10 +1,13 @@
-"""Readers of shards: bytes-like objects that read on slicing; and the errors of reading."""
+"""Readers of shards: bytes-like objects that read on slicing; their errors and threads."""
 
 from __future__ import annotations
 
 import io
+import os
 import socket
+import threading
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar, Protocol, TypeAlias, TypeVar
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
@@ -183,3 +186,25 @@ def reason_of(error: BaseException) -> BaseException:
         cause, FileNotFoundError
     )
     return cause if is_failure or getattr(cause, "status", 404) not in (404, 410) else error
+
+
+_pools_lock = threading.Lock()
+_pools: dict[int, ThreadPoolExecutor] = {}
+
+
+def request_threads(connections: int) -> ThreadPoolExecutor:
+    """The pool of that many threads, shared by all open shards of this process."""
+    with _pools_lock:
+        if connections not in _pools:
+            _pools[connections] = ThreadPoolExecutor(connections, "image-ingest-remote")
+        return _pools[connections]
+
+
+def _reset_pools() -> None:
+    """Start anew in a forked process: it has no threads, and the lock may be held for ever."""
+    global _pools_lock
+    _pools_lock = threading.Lock()
+    _pools.clear()
+
+
+os.register_at_fork(after_in_child=_reset_pools)

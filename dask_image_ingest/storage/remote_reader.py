@@ -21,12 +21,11 @@ from dask_image_ingest.storage.fetch import (
     configured_settings,
     latency_stats_of,
     merge,
-    request_threads,
     split,
 )
 from dask_image_ingest.storage.fsspec_files import FsspecSource, file_system
 from dask_image_ingest.storage.http_source import HTTPSource, credentials
-from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range
+from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range, request_threads
 from dask_image_ingest.storage.shard import FileSystem, Shard, changed
 from dask_image_ingest.storage.streams import SpillFile, without_pipes_allowed
 

@@ -4,9 +4,7 @@ In: the bytes of a tar. Out: its members grouped by webdataset's rule, with offs
 Headers are read, contents are not.
 """
 
-from dask_image_ingest.tar.index import META_NAME, index_head, index_tar
-from dask_image_ingest.tar.scan import BLOCK, Damage, Skipped, SparseMember, plain_name
-from dask_image_ingest.tar.shard_index import (
+from dask_image_ingest.tar.index import (
     FIELDS,
     HEAD,
     IMAGE_EXTENSIONS,
@@ -14,6 +12,7 @@ from dask_image_ingest.tar.shard_index import (
     LARGEST_VALUE,
     LINKS,
     MAX_MEMBER_BYTES,
+    META_NAME,
     SPAN_FIELDS,
     TEXTS,
     Places,
@@ -21,10 +20,13 @@ from dask_image_ingest.tar.shard_index import (
     ShardIndex,
     Span,
     duplicate_error,
+    index_head,
+    index_tar,
     open_member,
     read_member,
     too_large_error,
 )
+from dask_image_ingest.tar.scan import BLOCK, Damage, Skipped, SparseMember, plain_name
 
 __all__ = [
     "BLOCK",

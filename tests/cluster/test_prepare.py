@@ -12,8 +12,8 @@ from hand_started import HandStarted
 from processes import SECONDS, until
 
 import dask_image_ingest as dii
+from dask_image_ingest.client import environment
 from dask_image_ingest.decode.dali import decode_threads
-from dask_image_ingest.environment import environment
 
 pytestmark = pytest.mark.slow
 

@@ -211,49 +211,36 @@ def test_rows_are_kept_by_the_errors_of_each_image(ddf, paths, witness, caplog):
 
 
 @pytest.mark.parametrize(
-    ("ask", "masks", "kept"),
+    "ask",
     [
-        (lambda d: d[d["mask.error"].isna()], 24, 17),
-        (lambda d: d[d["mask"].notnull()], 24, 17),
-        (lambda d: d[d["mask.error"].notnull()], 24, 7),
-        (lambda d: d[d["mask.error"].notnull() & (d["cls"] == 1)], 8, 3),
-        (lambda d: (good := d[d["mask.error"].isna()])[good["cls"] == 1], 8, 5),
-        (lambda d: d[d["mask.error"].fillna("").str.startswith("missing")], 24, 4),
+        lambda d: d[d["mask.error"].isna()],
+        lambda d: d[d["mask"].notnull()],
+        lambda d: d[d["mask.error"].notnull() & (d["cls"] == 1)],
+        lambda d: (good := d[d["mask.error"].isna()])[good["cls"] == 1],
     ],
 )
-def test_photographs_are_decoded_of_the_rows_that_their_masks_leave(
-    paths,
-    ddf,
-    witness,
-    ask,
-    masks,
-    kept,
-    work,  # noqa: F811
-):
+def test_rows_are_filtered_by_one_of_several_images(paths, ddf, witness, ask):
     references = dii.read_webdataset_images(
         paths, image={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
     )
     late = dii.decode_images(references, image="image")
     late = dii.decode_images(late, image="mask", mode="labels")
     for frame in (ddf, late):
-        columns = list(frame.columns)
         want = ask(frame.compute())
-        work.clear()
         found = ask(frame).compute()
-        assert work["decoded"] == masks + kept
-        assert list(found.columns) == columns
+        assert list(found.columns) == list(frame.columns)
         check(found, witness, want["__key__"])
-        assert len(found) == kept
-        work.clear()
-        assert ask(frame)[["__key__"]].compute()["__key__"].tolist() == want["__key__"].tolist()
-        assert work["decoded"] == masks
+        assert len(found) == len(want) > 0
 
 
-def test_a_filter_of_the_read_by_the_errors_of_masks_decodes_few_photographs(paths, witness, work):  # noqa: F811
-    filters = [("mask.error", "in", [None])]
-    ddf = dii.read_webdataset_images(paths, filters=filters, image=IMAGES, backend="pandas")
-    check(ddf.compute(), witness, [key for key, row in witness.items() if row[2] is not None])
+def test_photographs_are_decoded_of_the_rows_that_their_masks_leave(paths, witness, work):  # noqa: F811
+    references = dii.read_webdataset_images(
+        paths, image={"image": "png", "mask": "seg.png"}, decode=False, backend="pandas"
+    )
+    masks = dii.decode_images(references, image="mask", mode="labels")
+    found = dii.decode_images(masks[masks["mask.error"].isna()], image="image").compute()
     assert work["decoded"] == 24 + 17
+    check(found, witness, [key for key, row in witness.items() if row[2] is not None])
 
 
 @pytest.mark.parametrize(

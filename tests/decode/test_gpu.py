@@ -1,11 +1,14 @@
 """What can be said of decoding on a GPU without one: batches, the first of them, and errors."""
 
 import pickle
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import dask
 import numpy as np
 import played_dali
 import pytest
+from processes import SECONDS
 from synthetic import encode, photograph
 
 import dask_image_ingest as dii
@@ -76,6 +79,47 @@ def test_a_pipeline_for_other_batches_is_another_one_and_one_for_fewer_is_built_
     decode_like((375, 500), 20)
     decode_like((3000, 4000), 7)
     assert len(made) == 3
+
+
+def test_batches_of_the_partition_that_came_first_go_first(monkeypatch):
+    played_dali.play(monkeypatch)
+    begun, other_waits, all_wait = (threading.Event() for _ in range(3))
+    schedule, order = played_dali.Pipeline.schedule_run, []
+
+    def held(pipeline):
+        assert all_wait.wait(SECONDS)
+        order.append(pipeline.fed[-1][0])
+        schedule(pipeline)
+
+    def of_first():
+        yield [np.frombuffer(b"first 1", np.uint8)]
+        begun.set()
+        assert other_waits.wait(SECONDS)
+        yield [np.frombuffer(b"first 2", np.uint8)]
+
+    def of_second():
+        yield [np.frombuffer(b"second 1", np.uint8)]
+        other_waits.set()
+
+    start, started = DaliDecoder._start, []
+
+    def counted(decoder, turn, inputs):
+        decoded = start(decoder, turn, inputs)
+        started.append(inputs is not None)
+        if sum(started) == 3:
+            all_wait.set()
+        return decoded
+
+    monkeypatch.setattr(played_dali.Pipeline, "schedule_run", held)
+    monkeypatch.setattr(DaliDecoder, "_start", counted)
+    decoder = DaliDecoder(DecodeSpec(device="gpu"), "encoded")
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(lambda: [*decoder.run(of_first())])
+        assert begun.wait(SECONDS)
+        second = threads.submit(lambda: [*decoder.run(of_second())])
+        assert first.result(SECONDS) == [[b"first 1"], [b"first 2"]]
+        assert second.result(SECONDS) == [[b"second 1"]]
+    assert order[1:] == [b"first 1", b"first 2", b"second 1"], "behind the batch that primes"
 
 
 @pytest.fixture(autouse=True)

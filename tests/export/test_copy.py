@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import tarfile
 import tracemalloc
 from pathlib import Path
 
@@ -19,6 +20,9 @@ from dask_image_ingest.export.write_shards import TarWriter
 
 # Members of random bytes, whatever their extension: as columns they have no text.
 pytestmark = pytest.mark.filterwarnings("ignore:.*became null")
+
+
+KINDS = {"jpg": b"none", "flag": b""}
 
 
 @pytest.fixture
@@ -150,3 +154,14 @@ def test_neighbours_are_read_together(tmp_path, monkeypatch):
 def assert_sha256(written) -> None:
     for url, sha256 in zip(written.url, written.sha256, strict=True):
         assert hashlib.sha256(Path(url).read_bytes()).hexdigest() == sha256
+
+
+def test_empty_members_are_written_without_their_sources(tmp_path, monkeypatch):
+    members = {f"{n}.{kind}": data for n in range(3) for kind, data in KINDS.items()}
+    (tmp_path / "in.tar").write_bytes(tar(members))
+    frame = dii.read_webdataset_images(tmp_path / "in.tar", backend="pandas")
+    frame = frame.drop(columns=["image", "error"])
+    monkeypatch.setattr(write_shards, "open_shard", None)  # of the copy; the plan opens them
+    dii.to_webdataset(frame, tmp_path / "out" / "{shard}.tar", members=["flag"], sidecar=None)
+    with tarfile.open(tmp_path / "out" / "0.tar") as written:
+        assert [(m.name, m.size) for m in written] == [(f"{n}.flag", 0) for n in range(3)]

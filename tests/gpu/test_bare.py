@@ -82,13 +82,16 @@ def test_a_gpu_decodes_and_resizes_photographs_as_a_cpu_does():
 
     from dask_image_ingest.decode import DecodeSpec
     from dask_image_ingest.decode.dali import DaliDecoder
+    from dask_image_ingest.decode.random_crop import Region
 
     files = [encode(photograph(150 + n, 200, n)) for n in range(20)]
     encoded = [np.frombuffer(file, np.uint8) for file in files]
     originals = [Image.open(io.BytesIO(file)).convert("RGB") for file in files]
     for size in (None, (64, 64)):
-        decoder = DaliDecoder(DecodeSpec(device="gpu", size=size), "encoded")
-        (images,) = decoder.run([encoded])
+        decoding = DecodeSpec(device="gpu", size=size)
+        regions = [Region.whole(np.asarray(original)) for original in originals]
+        batch = list(zip(encoded, regions, strict=True)) if decoding.takes_regions else encoded
+        (images,) = DaliDecoder(decoding, "encoded").run([batch])
         on_host = images.as_cpu()
         for place, original in enumerate(originals):
             want = original if size is None else original.resize(size, Image.Resampling.BILINEAR)
@@ -96,6 +99,7 @@ def test_a_gpu_decodes_and_resizes_photographs_as_a_cpu_does():
             assert apart.mean() < 1
 
 
+@pytest.mark.card
 def test_torch_shares_the_memory_of_a_batch():
     torch = pytest.importorskip("torch")
     batch = cupy.asarray(np.arange(24, dtype=np.uint8).reshape(2, 2, 2, 3))

@@ -166,9 +166,7 @@ def test_files_of_one_backend_are_read_by_the_other(tmp_path, rows):
 def tensors(images):
     import torch
 
-    return [
-        torch.as_tensor(image, device="cuda").float().mean().requires_grad_() for image in images
-    ]
+    return [torch.from_dlpack(image).float().mean().requires_grad_() for image in images]
 
 
 @pytest.mark.parametrize(

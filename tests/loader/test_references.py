@@ -11,6 +11,7 @@ from photo_shards import write_tar
 from synthetic import write_shards
 
 import dask_image_ingest as dii
+from dask_image_ingest.loader.source import LazySource, once
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +63,29 @@ def test_rows_are_counted_without_a_decode(ddf, work):  # noqa: F811
     rows = len(ddf[["__key__"]].compute())
     assert len(ddf.images.iter_batches(10, shuffle=1, columns=[])) == -(-rows // 10)
     assert not work["decoded"]
+
+
+def test_a_shuffle_of_images_of_unknown_sizes_reads_the_references_once(shards, monkeypatch):
+    begun = []
+    read = LazySource.read
+
+    def counted(self, number):
+        begun.append(number)
+        return read(self, number)
+
+    monkeypatch.setattr(LazySource, "read", counted)
+    paths = [shards / f"{number:02d}.tar" for number in (2, 3, 5)]
+    ddf = dii.read_webdataset_images(paths, backend="pandas")
+    batches = ddf.images.iter_batches(4, shuffle=1)
+    assert sorted(key for batch in batches for key in batch["__key__"]) == good(ddf)
+    assert sorted(begun) == [0, 1, 2]
+
+
+def test_a_loader_keeps_its_own_facts_however_many():
+    facts = {}
+    for number in range(100):
+        once(facts, ("rows", number), lambda: number + 1)  # noqa: B023
+    assert [once(facts, ("rows", number), list) for number in range(100)] == list(range(1, 101))
 
 
 def test_the_order_is_that_of_rows_in_memory(ddf):

@@ -36,6 +36,7 @@ class Fault(NamedTuple):
 _WAIT_IN_APPEND = {
     "            self._wait()\n\n    def finish": "            pass\n\n    def finish"
 }
+_ADD_UP = "    for (int k = threadIdx.x; k < channels * 256; k += blockDim.x)\n        if"
 
 FAULTS = (
     Fault("append does not wait", PIXELS, _WAIT_IN_APPEND),
@@ -100,10 +101,7 @@ FAULTS = (
     Fault(
         "threads add up before all have counted",
         PIXELS,
-        {
-            "    __syncthreads();\n    for (int k = threadIdx.x; k < channels * 256; k += blockDim.x)\n"
-            "        if": "    for (int k = threadIdx.x; k < channels * 256; k += blockDim.x)\n        if"
-        },
+        {f"    __syncthreads();\n{_ADD_UP}": _ADD_UP},
     ),
     Fault("each block counts all", PIXELS, {"(long long)blockIdx.x * blockDim.x + ": ""}),
     Fault("channels are counted as one", PIXELS, {"i % channels * 256 + values": "values"}),

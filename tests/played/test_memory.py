@@ -117,6 +117,43 @@ def test_views_and_batches_pin_nothing_and_come_to_the_host_when_asked(shard):
     assert 1 <= share(counts, "to_host") < 1 + LITTLE
 
 
+QUERIES = {
+    "read": lambda ddf: ddf,
+    "filtered": lambda ddf: ddf[(ddf.height == 60) & ddf.error.isna()],
+    "computed": lambda ddf: ddf.assign(area=ddf.width * ddf.height),
+    "chosen by a sum": lambda ddf: ddf[ddf.width + ddf.height == 140],
+    "renamed": lambda ddf: ddf.rename(columns={"height": "h"}),
+}
+
+
+@pytest.mark.parametrize("query", QUERIES)
+def test_references_of_an_epoch_are_gathered_on_the_host(shard, tmp_path, query):
+    paths = [
+        write_shard(tmp_path / f"{n}.tar", {f"{n}.jpg": encode(photograph(60, 80, n))})
+        for n in range(3)
+    ]
+
+    def batches(backend):
+        ddf = QUERIES[query](
+            dii.read_webdataset_images([str(shard), *map(str, paths)], backend=backend)
+        )
+        columns = [n for n in ddf.columns if n not in ("image", "error", "jpg", "__url__")]
+        return [*ddf.images.iter_batches(4, columns=columns, shuffle=3)]
+
+    with counted() as counts:
+        made = batches("cudf")
+    want = batches("pandas")
+    assert len(made) == len(want) > 2
+    for batch, expected in zip(made, want, strict=True):
+        assert list(batch) == list(expected)
+        for name, values in batch.items():
+            if name != "image":
+                assert np.asarray(values).dtype == np.asarray(expected[name]).dtype, name
+                np.testing.assert_array_equal(values, expected[name])
+    # Of the pixels and the columns of a batch; not of each partition's rows.
+    assert counts["waits"] < 40 * len(made)
+
+
 def test_pixels_are_encoded_from_one_copy_on_the_host(shard, tmp_path):
     stored = read(shard, errors="drop").persist()
     with counted() as counts:

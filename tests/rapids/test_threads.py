@@ -9,7 +9,7 @@ from distributed.utils import offload
 from synthetic import write_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.scan import decode_rows
+from dask_image_ingest.dataset.scan import rows
 from dask_image_ingest.decode.dali import current_device
 from dask_image_ingest.frames import get_backend
 from dask_image_ingest.frames.cudf import backend as backend_module
@@ -35,13 +35,13 @@ def test_batches_are_decoded_on_the_gpu_of_the_thread_that_asks_for_them(
     paths = write_shards(tmp_path, 3, 4)
     ddf = dii.read_webdataset_images(paths, backend="pandas", size=8)
     devices = []
-    decode = decode_rows.decode
+    decode = rows.decode
 
     def decode_and_tell(*args, **options):
         devices.append(current_device())
         return decode(*args, **options)
 
-    monkeypatch.setattr(decode_rows, "decode", decode_and_tell)
+    monkeypatch.setattr(rows, "decode", decode_and_tell)
     monkeypatch.setattr(source, "backend_of", lambda meta: get_backend("cudf"))
     runtime.setDevice(3)
     assert len([*ddf.images.iter_batches(4)]) == 3

@@ -11,8 +11,8 @@ import pytest
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage import open, open_late, open_shard
-from dask_image_ingest.storage.fetch import request_threads
 from dask_image_ingest.storage.listing import find_shards
+from dask_image_ingest.storage.reader import request_threads
 
 PIECE, SIZE = 1000, 10_500
 

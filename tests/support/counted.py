@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 
-from dask_image_ingest.dataset.scan import decode_rows, samples
+from dask_image_ingest.dataset.scan import rows, samples
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def work(monkeypatch):
 
         return counted
 
-    monkeypatch.setattr(decode_rows, "decode", counting(decode_rows.decode))
+    monkeypatch.setattr(rows, "decode", counting(rows.decode))
 
     def walk(*args, _walk=samples.index_tar, **kwargs):
         counts["walks"] += 1

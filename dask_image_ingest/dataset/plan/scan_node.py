@@ -29,16 +29,16 @@ from dask_image_ingest.dataset.plan.base_nodes import (
 from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, ROW_WISE, as_predicate
 from dask_image_ingest.dataset.predicates import Predicate, all_of, columns_of
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.decode_rows import (
+from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
+from dask_image_ingest.dataset.scan.rows import (
     ColumnDecode,
     ErrorFilter,
     FusedDecode,
     decoded_meta,
 )
-from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
 from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
-from dask_image_ingest.frames import REFERENCE, backend_of
+from dask_image_ingest.frames import REFERENCE, backend_of, get_backend
 from dask_image_ingest.storage import Search, Shard
 from dask_image_ingest.typedefs import DataFrame
 from dask_image_ingest.url_secrets import without_secrets
@@ -87,6 +87,14 @@ class Dataset:
         """True for image files, whose rows are numbered across partitions."""
         return self.options.root is not None
 
+    @property
+    def on_host(self) -> Dataset:
+        """The same source of pandas frames."""
+        if self.options.backend == "pandas":
+            return self
+        options = replace(self.options, backend="pandas")
+        return replace(self, options=options, token=f"{self.token} on the host")
+
     @functools.cached_property
     def lengths(self) -> tuple[int | None, ...]:
         """The rows of each partition by the shards' indexes; None if unknown."""
@@ -103,7 +111,7 @@ class Dataset:
     def meta(self) -> Any:
         """An empty frame, with references in place of images."""
         types = {**self.schema.types, **dict.fromkeys(self.schema.images, REFERENCE)}
-        return self.options.get_backend().meta(types)
+        return get_backend(self.options.backend).meta(types)
 
 
 class Scan(TakesFilters, Read):
@@ -157,12 +165,17 @@ class Scan(TakesFilters, Read):
         all_rows = not self.operand("filters") and self.operand("limit") is None
         return super().lengths if all_rows else [None] * self.npartitions
 
+    @property
+    def on_host(self) -> Scan:
+        """The same scan into pandas frames."""
+        return self.substitute_parameters({"dataset": self.dataset.on_host})
+
     @functools.cached_property
     def spec(self) -> ScanSpec:
         """The specification of each task."""
         dataset = self.dataset
         filters = self.operand("filters")
-        used = {*self.scanned, *columns_of(filters)}
+        used = {*self.scanned, *(columns_of(filters) if filters else ())}
         # A user who named members or columns needs no warning about others.
         warns = self.operand("columns") is None and dataset.schema.inferred
         known_extensions = dataset.schema.extensions if warns else None
@@ -171,8 +184,8 @@ class Scan(TakesFilters, Read):
             columns=tuple(self.scanned),
             filters=filters,
             limit=self.operand("limit"),
-            member_columns=dataset.schema.select(used),
-            sidecar=dataset.schema.select_sidecar({*used, "__key__"}),
+            member_columns=tuple(m for m in dataset.schema.member_columns if m.column in used),
+            sidecar=tuple(c for c in dataset.schema.sidecar if c.column in {*used, "__key__"}),
             errors=dataset.schema.errors,
             known_extensions=known_extensions,
         )

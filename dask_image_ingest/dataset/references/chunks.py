@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import dask
+import dask.dataframe as dd
 import numpy as np
 from dask.dataframe.dispatch import concat
 from distributed import Client
@@ -28,9 +29,8 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.references.moves import GroupsOfReferences
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, slices_by_size
-from dask_image_ingest.frames import backend_of
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
+from dask_image_ingest.frames import BackendName, as_references, backend_of, get_backend
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 from dask_image_ingest.typedefs import DataFrame
 
@@ -89,27 +89,6 @@ class _ChunkedMapOfReferences(ChunkedMap):
         return None
 
 
-class SplitPartitions(dx.Expr):
-    """Splits partitions: output partition i is one slice (partition, start, end) of ``frame``."""
-
-    _parameters: ClassVar = ["frame", "slices"]
-    slices: tuple[tuple[int, int, int], ...]
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.frame._meta
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (len(self.slices) + 1)
-
-    def _layer(self) -> dict[Any, Any]:
-        name = self._name
-        return {
-            (name, i): dx.Task((name, i), _rows, dx.TaskRef((self.frame._name, part)), start, end)
-            for i, (part, start, end) in enumerate(self.slices)
-        }
-
-
 def _rows(frame: DataFrame, start: int, end: int) -> Any:
     return frame.iloc[start:end]
 
@@ -136,8 +115,7 @@ def persist_moves(expr: dx.Expr, scheduler: Client | str) -> dx.Expr | None:
 
 def _moved_references(expr: dx.Expr) -> list[dx.Expr]:
     """The inputs of decodes that are not computed partition by partition."""
-    decodes = expr.find_operations((Decode, GroupsOfReferences))
-    inputs = {decode.frame._name: decode.frame for decode in decodes}
+    inputs = {decode.frame._name: decode.frame for decode in expr.find_operations(Decode)}
     return [
         rows
         for rows in inputs.values()
@@ -168,7 +146,9 @@ def _split_large(
     ]
     if len(slices) == len(sizes):
         return persisted.expr
-    return SplitPartitions(persisted.expr, tuple(slices))
+    parts = persisted.to_delayed()
+    split = [dask.delayed(_rows)(parts[part], start, stop) for part, start, stop in slices]
+    return dd.from_delayed(split, meta=persisted._meta, verify_meta=False).expr
 
 
 def _total_sizes(frame: DataFrame, images: Sequence[ColumnDecode]) -> np.ndarray:
@@ -184,11 +164,14 @@ def _decode_rows(
     images: Sequence[ColumnDecode],
     columns: Sequence[Any],
     steps: Steps | None,
+    backend: BackendName,
     rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
 ) -> Any:
-    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes)
+    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)[
+        list(rows.columns)
+    ]
     return (decoded if steps is None else steps.function(decoded))[list(columns)]
 
 
@@ -221,7 +204,25 @@ class LastDecode:
         ``fetch_bytes`` fetches the images; without, their ranges are fetched.
         Rows with equal reference and draw have equal pixels, whatever else the frame holds.
         """
-        return functools.partial(_decode_rows, self.images, self.columns, self.steps)
+        backend = backend_of(self.rows._meta).name
+        return functools.partial(_decode_rows, self.images, self.columns, self.steps, backend)
+
+    @property
+    def rows_on_host(self) -> dx.Expr:
+        """The rows as pandas frames, which `function` takes too: references are gathered there.
+
+        On the GPU, rows of many partitions would be taken column by column, with a wait for each.
+        """
+        if all(isinstance(node, (Scan, dx.Projection)) for node in self.rows.walk()):
+            rows = self.rows
+            for scan in rows.find_operations(Scan):
+                rows = rows.substitute(scan, scan.on_host)
+            return rows
+        if backend_of(self.rows._meta).name == "pandas" or not _stays_the_same(self.rows._meta):
+            return self.rows
+        frames = dx.new_collection(self.rows)
+        meta = _as_pandas(self.rows._meta)
+        return frames.map_partitions(_as_pandas, meta=meta, enforce_metadata=False).expr
 
     def resized(self, shape: tuple[int, int]) -> LastDecode:
         """The same decode to images of one height and width, of which edges are cut off.
@@ -252,6 +253,27 @@ class LastDecode:
             headers, _ = fetch(references, image.decoding, image.storage_options)
             nbytes += sum(map(image.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
+
+
+def _as_pandas(frame: DataFrame) -> DataFrame:
+    """Rows without pixels as a pandas frame of Arrow types."""
+    table = backend_of(frame).to_arrow(frame)
+    for place, (name, dtype) in enumerate(frame.dtypes.items()):
+        if backend_of(frame).is_references(dtype):
+            table = table.set_column(place, name, as_references(table.column(place)))
+    return get_backend("pandas").frame(table, np.arange(len(frame)), None)
+
+
+def _stays_the_same(meta: DataFrame) -> bool:
+    """True if the columns of a frame have their types again when they come back from the host."""
+    here, host = backend_of(meta), get_backend("pandas")
+    again = here.meta(
+        dict(zip(meta.columns, host.to_arrow(_as_pandas(meta)).schema.types, strict=True))
+    )
+    return all(
+        here.is_references(dtype) or dtype == meta[name].dtype
+        for name, dtype in again.dtypes.items()
+    )
 
 
 def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:

@@ -44,11 +44,11 @@ from dask_image_ingest.dataset.plan.scan_node import (
 from dask_image_ingest.dataset.references.fetch import decode_partition
 from dask_image_ingest.dataset.references.moves import (
     Undecoded,
-    apply_to_groups,
+    groups_together,
     leads_to_a_move,
     over_references,
 )
-from dask_image_ingest.dataset.scan.decode_rows import (
+from dask_image_ingest.dataset.scan.rows import (
     ColumnDecode,
     ErrorFilter,
     decoded_meta,
@@ -65,11 +65,12 @@ def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.
         return None
     if type(parent) is dx.Merge:
         return _decode_result(parent, _merge_references(parent))
-    undecoded = _undecoded(child)
+    undecoded = child.as_references() if isinstance(child, Decode) else None
     if undecoded is None:
         return None
     if type(parent) is dx.GroupByApply:
-        return apply_to_groups(parent, child, *undecoded)
+        moved = groups_together(parent, child, undecoded)
+        return None if moved is None else parent.substitute_parameters({"frame": Decode(*moved)})
     if not (
         leads_to_a_move(parent, dependents)
         or (
@@ -86,11 +87,6 @@ def _computes_columns(parent: dx.Expr) -> bool:
     """True if an operand is computed from images, which would be decoded a second time."""
     values = (operand for operand in parent.operands[1:] if isinstance(operand, dx.Expr))
     return any(next(value.find_operations(AppendsColumns), None) is not None for value in values)
-
-
-def _undecoded(expr: dx.Expr) -> Undecoded | None:
-    as_references = getattr(expr, "as_references", None)
-    return None if as_references is None else as_references()
 
 
 def _decode_result(parent: dx.Expr, undecoded: Undecoded | None) -> dx.Expr | None:
@@ -111,7 +107,7 @@ def _merge_references(merge: dx.Expr) -> Undecoded | None:
     for number, keys in enumerate((merge.left_on, merge.right_on)):
         side, other = (merge.left, merge.right) if number == 0 else (merge.right, merge.left)
         keys = keys if isinstance(keys, list) else [] if keys is None else [keys]
-        undecoded = _undecoded(side)
+        undecoded = side.as_references() if isinstance(side, Decode) else None
         if not all(isinstance(key, str) for key in keys):
             return None
         if undecoded is None or len(set(side.columns)) < len(side.columns):
@@ -233,14 +229,8 @@ class Decode(AppendsColumns, PreservesRows):
     def _push_predicate(self, mask: dx.Expr, is_shared: IsShared) -> dx.Expr | None:
         """Let each conjunct of a filter run as early as it can; None leaves the filter in place.
 
-        ======================================================  =================================
-        mask as a whole                                         runs
-        ======================================================  =================================
-        uses some of several image columns                      between two decodes: see
-                                                                `_split_decode`
-        uses no decoded column, and the decode keeps all rows   below the decode
-        anything else                                           by conjunct
-        ======================================================  =================================
+        A mask that uses no decoded column runs below a decode that keeps all rows. Others run by
+        conjunct:
 
         ======================================================  =================================
         conjunct                                                runs
@@ -255,8 +245,6 @@ class Decode(AppendsColumns, PreservesRows):
         (`Scan.filtered_by`) runs below.
         """
         late = dask.config.get("image-ingest.decode-late", True)
-        if late and (split := self._split_decode(mask, is_shared)) is not None:
-            return split
         placed = self._place_conjuncts(mask, late)
         if placed is None:
             return None
@@ -292,32 +280,6 @@ class Decode(AppendsColumns, PreservesRows):
             else:
                 return None
         return below, only, above
-
-    def _split_decode(self, mask: dx.Expr, is_shared: IsShared) -> dx.Expr | None:
-        """Decode what a conjunct needs, filter, decode the rest; None if each needs all or none."""
-        if not self._is_length_preserving or len(self.images) == 1:
-            return None
-        rows = (self._name, self.frame._name)
-        parts = list(conjuncts(mask))
-        if not all(is_row_wise(part, rows) for part in parts):
-            parts = [mask]
-        needs = [
-            {i for i in self.images if uses_columns(p, self, frozenset(i.columns))} for p in parts
-        ]
-        first = next((images for images in needs if 0 < len(images) < len(self.images)), None)
-        if first is None:
-            return None
-        frame: dx.Expr = self.frame
-        for is_first in (True, False):
-            decode = type(self)(frame, tuple(i for i in self.images if (i in first) is is_first))
-            masks = [p for p, i in zip(parts, needs, strict=True) if (i <= first) is is_first]
-            frame = decode
-            if masks:
-                on_decode = self._mask_of(masks, decode)
-                if not dx.are_co_aligned(decode, on_decode):
-                    return None
-                frame = decode.filtered_by(on_decode, is_shared)
-        return frame if frame.columns == self.columns else frame[self.columns]
 
     def _scan_absorbs(self, part: dx.Expr) -> bool:
         """True if a mask can become a filter of the scan directly below."""

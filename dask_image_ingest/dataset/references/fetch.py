@@ -11,19 +11,27 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dask_image_ingest.dataset.scan.decode_rows import (
+from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
+from dask_image_ingest.dataset.scan.rows import (
+    NO_BYTES,
+    NO_MEMBER,
     ColumnDecode,
     ErrorFilter,
     decode_rows,
     decoded_sizes,
+    missing_image,
     put_pixels,
     slices_by_size,
 )
-from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
-from dask_image_ingest.dataset.scan.rows import NO_BYTES, NO_MEMBER, missing_image
 from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
-from dask_image_ingest.frames import ImageReference, as_references, backend_of
+from dask_image_ingest.frames import (
+    BackendName,
+    ImageReference,
+    as_references,
+    backend_of,
+    get_backend,
+)
 from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
 from dask_image_ingest.typedefs import DataFrame
@@ -58,11 +66,13 @@ def decode_partition(
     limit: int | None = None,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch | None = None,
+    backend: BackendName | None = None,
 ) -> Any:
     """Decode the references of a pandas or cuDF frame.
 
     ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and
-    ``fetch_bytes`` as for `fetch_images`.
+    ``fetch_bytes`` as for `fetch_images`. ``backend`` is that of the result; None for that of the
+    frame.
 
     Raises
     ------
@@ -73,7 +83,13 @@ def decode_partition(
     """
 
     def open_images(rows: DataFrame) -> tuple[Any, list[EncodedImages]]:
-        return rows, [fetch_images(rows, column, draws, fetch_bytes) for column in images]
+        encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
+        if backend not in (None, backend_of(rows).name):
+            # Without the columns that the decode makes: references stay on the host.
+            made = {name for column in images for name in column.columns}
+            table = backend_of(rows).to_arrow(rows[[n for n in rows.columns if n not in made]])
+            rows = get_backend(backend).frame(table, rows.index.to_numpy(), None)
+        return rows, encoded
 
     return decode_rows(frame, images, open_images, only, limit)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from dask.utils import get_default_shuffle_method
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, ImageNode, filtered
+from dask_image_ingest.dataset.plan.base_nodes import Dependents, Filter, filtered
 from dask_image_ingest.dataset.plan.columns import AppendsColumns, AssignColumns
 from dask_image_ingest.dataset.plan.operations import (
     CHANGES,
@@ -26,8 +25,8 @@ from dask_image_ingest.dataset.plan.operations import (
     columns_used,
     is_row_wise,
 )
-from dask_image_ingest.dataset.references.fetch import decode_partition, field_of, references_of
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode
+from dask_image_ingest.dataset.references.fetch import field_of, references_of
+from dask_image_ingest.dataset.scan.rows import ColumnDecode
 from dask_image_ingest.typedefs import DataFrame
 
 
@@ -288,70 +287,22 @@ def _samples_divisions(expr: dx.BaseSetIndexSortValues) -> bool:
     return bool(expr._npartitions_input > 1 and expr.frame.npartitions > 1)
 
 
-def apply_to_groups(
-    apply: dx.Expr, child: dx.Expr, rows: dx.Expr, images: tuple[ColumnDecode, ...]
-) -> dx.Expr | None:
-    """Rewrite a ``groupby().apply`` of ``child`` to group its undecoded ``rows``.
+def groups_together(apply: dx.Expr, child: dx.Expr, undecoded: Undecoded) -> Undecoded | None:
+    """The rows of a ``groupby().apply`` of ``child``, each group in one partition, undecoded.
 
-    None if it groups by decoded columns or by anything but names, or applies to a series.
+    None if they lie so already, or if it groups by decoded columns or by anything but names.
     """
-    decoded = {name for column in images for name in column.columns}
+    references, images = undecoded
     names = {*child.columns, child._meta.index.name}
     if (
         apply.frame._name != child._name
         or apply._slice is not None
-        or not callable(apply.func)
+        or not apply.need_to_shuffle
         or not all(isinstance(name, str) and name in names for name in apply.by)
-        or not decoded.isdisjoint(apply.by)
-        or not all(isinstance(name, str) for name in child.columns)
+        or any(image.columns.intersection(apply.by) for image in images)
     ):
         return None
-    frame = rows
-    if apply.need_to_shuffle:
-        # By the first column alone, as Dask does.
-        method = apply.operand("shuffle_method")
-        frame = dx.RearrangeByColumn(frame, [apply.by[0]], frame.npartitions, method=method)
-    options = [apply.operand(name) for name in ("group_keys", "observed", "dropna")]
-    call = [apply.operand(name) for name in ("args", "kwargs", "func")]
-    # The meta of ``apply``: Dask infers it by calling the function, which expects pixels.
-    return GroupsOfReferences(frame, None, *options, *call, apply._meta, images, *apply.by)
-
-
-def _apply_decoded(
-    frame: DataFrame,
-    *by: Any,
-    images: tuple[ColumnDecode, ...],
-    dask_func: Callable[..., Any],
-    **options: Any,
-) -> Any:
-    function: Callable[..., Any] = partial(_apply_to_decoded, dask_func, images)
-    if not len(frame):
-        # For an empty frame cuDF makes no groups, and returns its rows instead of a result.
-        frame, function = decode_partition(frame, images), dask_func
-    call = partial(dx.groupby_slice_apply, func=function)
-    return dx.GroupByUDFBlockwise.operation(frame, *by, dask_func=call, **options)
-
-
-def _apply_to_decoded(
-    function: Callable[..., Any],
-    images: tuple[ColumnDecode, ...],
-    group: DataFrame,
-    /,
-    *args: Any,
-    **kwargs: Any,
-) -> Any:
-    decoded = decode_partition(group, images)
-    if "name" in vars(group):  # pandas sets the group's key so; ``decoded`` is a new frame
-        object.__setattr__(decoded, "name", group.name)
-    return function(decoded, *args, **kwargs)
-
-
-class GroupsOfReferences(ImageNode, dx.GroupByUDFBlockwise):
-    """Applies a function to the groups of each partition, decoding one group at a time.
-
-    All groups of a partition, decoded together, could exceed a worker's memory.
-    """
-
-    _parameters: ClassVar = [*dx.GroupByUDFBlockwise._parameters, "images"]
-    _keyword_only: ClassVar = [*dx.GroupByUDFBlockwise._keyword_only, "images"]
-    operation = staticmethod(_apply_decoded)
+    # By the first column alone, as Dask does.
+    method = apply.operand("shuffle_method")
+    moved = dx.RearrangeByColumn(references, [apply.by[0]], references.npartitions, method=method)
+    return moved, images

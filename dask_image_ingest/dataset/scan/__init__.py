@@ -3,8 +3,8 @@
 In: a shard and a `ScanSpec`. Out: metadata and references, or pixels. Start reading at ``task.py``.
 """
 
-from dask_image_ingest.dataset.scan.decode_rows import ColumnDecode, NoPixels
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, NoPixels
 from dask_image_ingest.dataset.scan.samples import SampleRows, scanned_index
 
 __all__ = [

@@ -29,7 +29,7 @@ from dask_image_ingest.errors import (
     ShardNotFoundError,
     warn_user,
 )
-from dask_image_ingest.frames import as_tensors, references_of_fields
+from dask_image_ingest.frames import as_tensors, get_backend, references_of_fields
 from dask_image_ingest.storage import (
     NotParquetError,
     ParquetSource,
@@ -60,7 +60,7 @@ class ParquetColumns:
         self._columns = {column.column: column for column in columns}
         self._options = options
         self._opened = opened
-        self._limit = options.get_backend().largest_partition
+        self._limit = get_backend(options.backend).largest_partition
         #: Predicate → result of `_candidates_of`.
         self._candidates: dict[Predicate, np.ndarray] = {}
 
@@ -289,7 +289,7 @@ class ParquetRows(ImageRows):
         """
         sizes = self.field(member, "nbytes", numbers)
         nbytes = pc.sum(sizes).as_py() or 0
-        if nbytes > (largest := self.options.get_backend().largest_partition):
+        if nbytes > (largest := get_backend(self.options.backend).largest_partition):
             raise PartitionTooLargeError(
                 f"rows {numbers[0]}-{numbers[-1]} of {self.url} are "
                 f"{nbytes / 1e9:.1f} GB of encoded images, and one partition holds at most "

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
+from dask_image_ingest.client import workers
 from dask_image_ingest.dataset.read_options import ReadOptions
 from dask_image_ingest.dataset.scan.rows import part_of
 from dask_image_ingest.dataset.scan.samples import (
@@ -20,7 +21,7 @@ from dask_image_ingest.dataset.scan.samples import (
 from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
-from dask_image_ingest.frames import Backend, workers
+from dask_image_ingest.frames import Backend
 from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
 from dask_image_ingest.storage import ByteReader, Shard, is_pipe, open_late, open_shard
 from dask_image_ingest.tar import ShardIndex, index_head, read_member

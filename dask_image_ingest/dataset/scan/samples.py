@@ -34,7 +34,7 @@ from dask_image_ingest.decode import (
     header_of,
 )
 from dask_image_ingest.errors import PartitionTooLargeError, ShardError, this_worker, warn_user
-from dask_image_ingest.frames import encoded_memory, references_of_fields, type_name
+from dask_image_ingest.frames import encoded_memory, get_backend, references_of_fields, type_name
 from dask_image_ingest.index import (
     IndexFile,
     StoredIndex,
@@ -129,28 +129,30 @@ class SampleRows(ImageRows):
         if name == "offset":
             return self._offsets(member, numbers)
         if name == "nbytes":
-            return self._image(member, "size", numbers)
+            return self._field(member.extensions, "size", numbers)
         if name in HEADERS and self._are_measured(member, numbers):
             return self._shape(member, name, numbers).cast(METADATA_COLUMNS[name])
         return super().field(member, name, numbers)
 
-    def _image(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
-        """One field of each sample's image from the index; null if not stored."""
-        return self.index.preferred(member.extensions, name).take(pa.array(numbers))
+    def _field(self, extensions: Sequence[str], name: str, numbers: np.ndarray) -> pa.Array:
+        """One field of each sample's member, the first of these extensions; null if unknown."""
+        return self.index.preferred(extensions, name).take(pa.array(numbers))
 
-    def _spans(self, member: ImageMember, numbers: np.ndarray) -> list[Span | None]:
-        """Offset and size of each sample's image; None without an image."""
-        fields = (self._image(member, name, numbers) for name in SPAN_FIELDS)
+    def _spans(self, extensions: Sequence[str], numbers: np.ndarray) -> list[Span | None]:
+        """Offset and size of each sample's member; None without one."""
+        fields = (self._field(extensions, name, numbers) for name in SPAN_FIELDS)
         return self.index.spans(*fields)
 
     def _offsets(self, member: ImageMember, numbers: np.ndarray) -> pa.Array:
         duplicates, sparse = self.index.duplicates, self.index.sparse
         if not (duplicates or sparse):
-            return self._image(member, "offset", numbers)
+            return self._field(member.extensions, "offset", numbers)
         # Null for sparse members, which are not one range, and duplicates, which are ambiguous.
         offsets = [
             None if span is None or number in duplicates or span[0] in sparse else span[0]
-            for number, span in zip(numbers.tolist(), self._spans(member, numbers), strict=True)
+            for number, span in zip(
+                numbers.tolist(), self._spans(member.extensions, numbers), strict=True
+            )
         ]
         return pa.array(offsets, pa.int64())
 
@@ -165,11 +167,11 @@ class SampleRows(ImageRows):
             "number": pa.array(numbers),
             "key": self.column("__key__", numbers),
             "offset": self._offsets(member, numbers),
-            "nbytes": self._image(member, "size", numbers),
+            "nbytes": self._field(member.extensions, "size", numbers),
         }
         index, carries_all = self.index, not has_random_access(self.url)
         if carries_all or index.sparse or index.duplicates:
-            spans = self._spans(member, numbers)
+            spans = self._spans(member.extensions, numbers)
             errors = list(map(self._refused, numbers.tolist(), spans))
             fields["error"] = pa.array(errors, pa.string())
             # What is no range of the shard, or would have to be decompressed again.
@@ -192,26 +194,30 @@ class SampleRows(ImageRows):
 
     def _are_measured(self, member: ImageMember, numbers: np.ndarray) -> bool:
         """True if the index has the header of every image."""
-        measured = self._image(member, "needs_pillow", numbers)
-        return bool(measured.null_count == self._image(member, "size", numbers).null_count)
+        measured = self._field(member.extensions, "needs_pillow", numbers)
+        return bool(
+            measured.null_count == self._field(member.extensions, "size", numbers).null_count
+        )
 
     def _shape(self, member: ImageMember, name: str, numbers: np.ndarray) -> pa.Array:
         """A header column from the index: `header_of`, vectorized."""
         if name == "format":
-            return self._image(member, name, numbers)
-        height, width = (self._image(member, edge, numbers) for edge in ("height", "width"))
+            return self._field(member.extensions, name, numbers)
+        height, width = (
+            self._field(member.extensions, edge, numbers) for edge in ("height", "width")
+        )
         valid = pc.and_(pc.less_equal(height, LONGEST_EDGE), pc.less_equal(width, LONGEST_EDGE))
         if name in ("height", "width"):
-            orientation = self._image(member, "orientation", numbers)
+            orientation = self._field(member.extensions, "orientation", numbers)
             swapped = pc.is_in(orientation, pa.array(SWAPPED, pa.int8()))
             one, other = (height, width) if name == "height" else (width, height)
             column = pc.if_else(swapped, other, one)
         else:
-            column = self._image(member, name, numbers)
+            column = self._field(member.extensions, name, numbers)
         return pc.if_else(valid, column, pa.scalar(None, column.type))
 
     def _read_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header]:
-        spans, decoding = self._spans(member, numbers), member.decoding
+        spans, decoding = self._spans(member.extensions, numbers), member.decoding
         stored = self._stored_headers(member, numbers)
         self._prefetch(
             span and (span[0], min(span[1], HEAD))
@@ -233,10 +239,10 @@ class SampleRows(ImageRows):
 
     def _stored_headers(self, member: ImageMember, numbers: np.ndarray) -> list[Header | None]:
         """The headers from the index; None for images without one there."""
-        measured = self._image(member, "needs_pillow", numbers)
+        measured = self._field(member.extensions, "needs_pillow", numbers)
         if measured.null_count == len(numbers):
             return [None] * len(numbers)
-        fields = (self._image(member, name, numbers).to_pylist() for name in _STORED)
+        fields = (self._field(member.extensions, name, numbers).to_pylist() for name in _STORED)
         decoding = member.decoding
         return [
             None
@@ -250,7 +256,7 @@ class SampleRows(ImageRows):
     def _reader(
         self, member: ImageMember, numbers: np.ndarray
     ) -> tuple[Callable[[int], Any], Callable[[], None]]:
-        spans = self._spans(member, numbers)
+        spans = self._spans(member.extensions, numbers)
 
         def read(row: int) -> Any:
             span = spans[row]
@@ -260,7 +266,7 @@ class SampleRows(ImageRows):
 
     def opened(self, member: ImageMember, numbers: np.ndarray) -> Iterator[Any]:
         """The encoded image of each row, read lazily by slices; empty without an image."""
-        for span in self._spans(member, numbers):
+        for span in self._spans(member.extensions, numbers):
             yield open_member(self._content, self.index, span or (0, 0))
 
     def _prefetch_images(self, spans: Sequence[Span | None]) -> None:
@@ -278,23 +284,15 @@ class SampleRows(ImageRows):
         ranges = (span for span in spans if span is not None and span[0] not in sparse)
         self._content.prefetch((offset, offset + size) for offset, size in ranges)
 
-    def _member_spans(self, extension: str, numbers: np.ndarray) -> list[Span | None]:
-        """Offset and size of each sample's member with this extension; None without one."""
-        fields = (self._member_field(extension, name, numbers) for name in SPAN_FIELDS)
-        return self.index.spans(*fields)
-
-    def _member_field(self, extension: str, name: str, numbers: np.ndarray) -> pa.Array:
-        return self.index.column(extension, name).take(pa.array(numbers))
-
     def _check_size(self, extensions: Iterable[str], numbers: np.ndarray) -> None:
         """Raise `PartitionTooLargeError`, before any member is read, if they don't fit together."""
         limit = self.options.max_member_bytes
         nbytes: dict[str, int] = {}
         for extension in extensions:
-            sizes = self._member_field(extension, "size", numbers)
+            sizes = self._field([extension], "size", numbers)
             small = sizes.filter(pc.less_equal(sizes, limit))
             nbytes[extension] = pc.sum(small).as_py() or 0
-        total, largest = sum(nbytes.values()), self.options.get_backend().largest_partition
+        total, largest = sum(nbytes.values()), get_backend(self.options.backend).largest_partition
         if total > largest:
             most = max(nbytes, key=nbytes.__getitem__)
             raise PartitionTooLargeError(
@@ -308,8 +306,8 @@ class SampleRows(ImageRows):
     def _member_column(self, column: MemberColumn, numbers: np.ndarray) -> pa.Array:
         """The column of a member: contents from index or shard, converted to its type."""
         limit = self.options.max_member_bytes
-        spans = self._member_spans(column.extension, numbers)
-        contents = self._member_field(column.extension, "content", numbers).to_pylist()
+        spans = self._spans([column.extension], numbers)
+        contents = self._field([column.extension], "content", numbers).to_pylist()
         too_large = [row for row, span in enumerate(spans) if span is not None and span[1] > limit]
         to_read = [
             (row, span)
@@ -356,13 +354,6 @@ def scanned_index(url: str) -> tuple[Shard, ShardIndex] | None:
     return _scanned.get(url)
 
 
-def _remember(shard: Shard, index: ShardIndex) -> None:
-    _scanned.pop(shard.url, None)
-    _scanned[shard.url] = shard, index
-    for oldest in list(_scanned)[:-_MOST_SCANNED]:
-        _scanned.pop(oldest, None)
-
-
 @contextmanager
 def open_samples(
     shard: Shard,
@@ -388,7 +379,10 @@ def open_samples(
         yield SampleRows(url, reader, scanned, options, member_columns, sidecar)
     # Only now: closing the shard raises if it changed.
     if version is not None and not scanned.sparse:
-        _remember(version, scanned)
+        _scanned.pop(url, None)
+        _scanned[url] = version, scanned
+        for oldest in list(_scanned)[:-_MOST_SCANNED]:
+            _scanned.pop(oldest, None)
 
 
 def known_samples(

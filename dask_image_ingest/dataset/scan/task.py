@@ -12,13 +12,13 @@ import numpy as np
 import pyarrow as pa
 from dask.dataframe.dispatch import concat
 
+from dask_image_ingest.client import own_version, refuse_other_version
 from dask_image_ingest.dataset.predicates import Predicate
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.decode_rows import FusedDecode, decode_rows, logger
 from dask_image_ingest.dataset.scan.file_rows import FileRows
 from dask_image_ingest.dataset.scan.parquet_rows import ParquetColumns, ParquetRows, Sidecar
 from dask_image_ingest.dataset.scan.partitioning import Partition, ShardSplit
-from dask_image_ingest.dataset.scan.rows import ImageRows
+from dask_image_ingest.dataset.scan.rows import FusedDecode, ImageRows, decode_rows, logger
 from dask_image_ingest.dataset.scan.samples import (
     SampleRows,
     give_up,
@@ -32,8 +32,8 @@ from dask_image_ingest.dataset.schema.columns import (
     MemberColumn,
 )
 from dask_image_ingest.decode import EncodedImages
-from dask_image_ingest.environment import own_version, refuse_other_version
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, warn_user
+from dask_image_ingest.frames import get_backend
 from dask_image_ingest.index import UnusableIndexError
 from dask_image_ingest.storage import MemoryReader
 from dask_image_ingest.tar import ShardIndex
@@ -103,18 +103,17 @@ def read_partition(partition: Partition, spec: ScanSpec) -> Any:
             continue
         parts.append(rows)
         decode = spec.decode
-        decode = decode and replace(decode, limit=_remaining(decode.limit, len(rows)))
-        spec = replace(spec, limit=_remaining(spec.limit, scanned), decode=decode)
+        if decode is not None and decode.limit is not None:
+            decode = replace(decode, limit=decode.limit - len(rows))
+        if spec.limit is not None:
+            spec = replace(spec, limit=spec.limit - scanned)
+        spec = replace(spec, decode=decode)
         if spec.limit == 0 or (decode is not None and decode.limit == 0):
             break
     if not parts:
         parts.append(_no_rows(partition[0], spec))
     # Of tables, not of frames: making a small frame takes longer than its scan.
     return _frame(pa.concat_tables(parts), spec) if spec.decode is None else concat(parts)
-
-
-def _remaining(limit: int | None, rows: int) -> int | None:
-    return None if limit is None else limit - rows
 
 
 # The rows of a split (a table; a frame if decoded; None if no row remains), and the number of rows
@@ -164,9 +163,11 @@ def _read_table(split: ShardSplit, spec: ScanSpec) -> _Read:
 
 def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
     with ExitStack() as opened:
-        sidecar = Sidecar(split.shard.sidecar, spec.sidecar, spec.options, opened)
-        if not sidecar.may_have(spec.filters):
-            return None, 0
+        sidecar = None
+        if spec.sidecar:
+            sidecar = Sidecar(split.shard.sidecar, spec.sidecar, spec.options, opened)
+            if not sidecar.may_have(spec.filters):
+                return None, 0
         try:
             return _read_samples(split, spec, sidecar)
         except UnusableIndexError as error:
@@ -178,7 +179,7 @@ def _read_shard(split: ShardSplit, spec: ScanSpec) -> _Read:
             return _read_samples(replace(split, index=None), spec, sidecar)
 
 
-def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar) -> _Read:
+def _read_samples(split: ShardSplit, spec: ScanSpec, sidecar: Sidecar | None) -> _Read:
     is_first = not split.part
     with open_samples(
         split.shard, split.index, spec.options, spec.member_columns, sidecar, is_first
@@ -219,7 +220,7 @@ _LABEL = "\0label"
 
 def _frame(table: pa.Table, spec: ScanSpec) -> Any:
     labels = table.column(_LABEL).to_numpy()
-    return spec.options.get_backend().frame(table.drop_columns([_LABEL]), labels, None)
+    return get_backend(spec.options.backend).frame(table.drop_columns([_LABEL]), labels, None)
 
 
 def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
@@ -266,7 +267,7 @@ def _open_images(
     ``known`` are these numbers if the frame has no such columns.
     """
     assert spec.decode is not None
-    backend = spec.options.get_backend()
+    backend = get_backend(spec.options.backend)
     encoded = []
     for column in spec.decode.images:
         if known is not None:

@@ -103,16 +103,6 @@ class Schema:
         """The name of a column like ``height`` for an image column."""
         return name if image == self.images[0] else image_field(image, name)
 
-    def select(self, columns: Iterable[str]) -> tuple[MemberColumn, ...]:
-        """The columns of members among ``columns``, so that tasks carry no others."""
-        wanted = set(columns)
-        return tuple(member for member in self.member_columns if member.column in wanted)
-
-    def select_sidecar(self, columns: Iterable[str]) -> tuple[FileColumn, ...]:
-        """The sidecar's columns among ``columns``."""
-        wanted = set(columns)
-        return tuple(column for column in self.sidecar if column.column in wanted)
-
     @property
     def errors(self) -> frozenset[str]:
         """The error columns, filled by a decode; without those that a sidecar has."""

@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 import rmm
 
+from dask_image_ingest.client import workers
 from dask_image_ingest.dask_internals import has_worker
 from dask_image_ingest.decode import Pixels
 from dask_image_ingest.errors import ArgumentError
@@ -23,7 +24,6 @@ from dask_image_ingest.frames.backend import (
     attach_accessors,
     gpus,
     require_gpu,
-    workers,
 )
 from dask_image_ingest.frames.cudf.columns import (
     empty_frame,

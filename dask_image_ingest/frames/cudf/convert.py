@@ -23,7 +23,6 @@ import pandas as pd
 import pyarrow as pa
 import pylibcudf as plc
 from cudf.comm.serialize import cuda_serialize_cudf_object, dask_serialize_cudf_object
-from cudf.core.column import ColumnBase
 from dask.dataframe.dispatch import (
     concat_dispatch,
     from_pyarrow_table_dispatch,
@@ -90,10 +89,7 @@ def to_cudf(frame: pd.DataFrame, **options: Any) -> cudf.DataFrame:
     pandas = PandasBackend()
     arrow = [name for name, dtype in frame.dtypes.items() if _is_arrow(dtype)]
     others = frame.drop(columns=arrow)
-    if len(frame) or gpus():
-        result = to_cudf_dispatch_from_pandas(others, **options)
-    else:
-        result = _empty(others)
+    result = to_cudf_dispatch_from_pandas(others, **options)
     images = [name for name in arrow if pandas.is_images(frame[name].dtype)]
     metadata = [name for name in arrow if name not in images]
     converted = make_frame(pandas.to_arrow(frame[metadata]), result.index, None)
@@ -113,7 +109,7 @@ def series_to_pandas(series: cudf.Series, **options: Any) -> pd.Series:
 
 def series_to_cudf(series: pd.Series, **options: Any) -> cudf.Series:
     """Convert a pandas series as a column of a frame."""
-    if not _is_arrow(series.dtype) and (len(series) or gpus()):
+    if not _is_arrow(series.dtype):
         return to_cudf_dispatch_from_pandas(series, **options)
     return named(to_cudf(series.to_frame("series"))["series"], series.name)
 
@@ -142,39 +138,6 @@ def _pixels(images: pd.Series) -> Pixels:
     arrays = PandasBackend().arrays(images)
     errors = ["no image" if array is None else None for array in arrays]
     return pixels_of(arrays, errors, np)
-
-
-def _empty(frame: pd.DataFrame) -> cudf.DataFrame:
-    """Convert a frame without rows as cuDF does, but without a GPU."""
-    schema = pa.Schema.from_pandas(frame, preserve_index=False)
-    index = _empty_index(frame.index)
-    result = empty_frame(dict(zip(frame.columns, schema.types, strict=True)), index)
-    for name, dtype in frame.dtypes.items():
-        if isinstance(dtype, (pd.CategoricalDtype, pd.DatetimeTZDtype)):
-            column = cudf.DataFrame._from_data({name: _empty_column(dtype)}, index=index)
-            result = with_columns_of(result, column)
-    return result
-
-
-def _empty_column(dtype: pd.CategoricalDtype | pd.DatetimeTZDtype) -> ColumnBase:
-    if isinstance(dtype, pd.DatetimeTZDtype):
-        column = empty_frame({"times": pa.timestamp(dtype.unit)})["times"]._column.plc_column
-        return ColumnBase.create(column, pd.DatetimeTZDtype(dtype.unit, str(dtype.tz)))
-    # No categories, since a column of them would need a GPU.
-    categories = cudf.Index.from_pylibcudf(
-        empty_frame({"categories": pa.string()})["categories"]._column.plc_column
-    )
-    codes = empty_frame({"codes": pa.uint8()})["codes"]._column.plc_column
-    return ColumnBase.create(codes, cudf.CategoricalDtype(categories, ordered=dtype.ordered))
-
-
-def _empty_index(index: pd.Index) -> cudf.Index:
-    if isinstance(index, pd.RangeIndex):
-        return cudf.RangeIndex(index.start, index.stop, index.step, name=index.name)
-    labels = empty_frame({"labels": pa.Array.from_pandas(index).type})["labels"]
-    result = cudf.Index.from_pylibcudf(labels._column.plc_column)
-    result.name = index.name
-    return result
 
 
 def _index_on_host(index: cudf.Index) -> pd.Index:

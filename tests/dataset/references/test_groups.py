@@ -1,4 +1,4 @@
-"""Groups are made of references; their functions get them decoded, and pandas agrees."""
+"""Groups are brought together as references, then decoded; their functions agree with pandas."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from counted import work  # noqa: F401
 from odd_shards import in_this_process, read, write_odd_shards  # noqa: F401
 from photo_shards import make_photos
 
+from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.references import Decode
-from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.errors import PartitionTooLargeError
 from dask_image_ingest.frames.pandas_backend import PandasBackend
 
@@ -105,10 +105,10 @@ PAIRS = {
 @pytest.mark.parametrize(("function", "groups"), sorted(PAIRS))
 def test_a_function_of_groups_answers_as_in_pandas(ddf, whole, function, groups):
     lazy = applied(ddf, function, groups)
-    assert (found(lazy, GroupsOfReferences), found(lazy, Decode)) == (1, 0)
+    assert moves_references(lazy)
     got = lazy.compute()
     with dask.config.set({"image-ingest.decode-late": False}):
-        assert found(lazy, GroupsOfReferences) == 0
+        assert not moves_references(lazy)
         moved = lazy.compute()
     want = applied(whole, function, groups)
     same = getattr(pd.testing, f"assert_{type(got).__name__.lower().replace('data', '')}_equal")
@@ -116,8 +116,10 @@ def test_a_function_of_groups_answers_as_in_pandas(ddf, whole, function, groups)
     same(in_order(got), in_order(want), check_names=False)
 
 
-def found(collection, kind):
-    return len(list(collection.optimize(fuse=False).expr.find_operations(kind)))
+def moves_references(collection):
+    """True if images are decoded after a shuffle of references."""
+    moves = list(collection.simplify().expr.find_operations(dx.RearrangeByColumn))
+    return any(not list(move.find_operations(Decode)) for move in moves)
 
 
 def in_order(result):
@@ -131,7 +133,8 @@ def in_order(result):
 def test_groups_of_a_frame_that_lies_by_its_keys_are_not_moved_again(ddf, whole):
     for moved in (ddf.shuffle("cls"), ddf.dropna(subset=["cls"]).set_index("cls")):
         lazy = moved.groupby("cls").apply(light, meta=(None, "float64"))
-        assert (found(lazy, GroupsOfReferences), found(lazy, Decode)) == (1, 0)
+        moves = lazy.optimize(fuse=False).expr.find_operations(dx.ShuffleBase)
+        assert len(list(moves)) == 1
         want = whole.groupby("cls").apply(light)
         pd.testing.assert_series_equal(lazy.compute().sort_index(), want, check_names=False)
 
@@ -144,7 +147,7 @@ def test_a_category_of_no_row_is_an_empty_group(ddf, whole):
         return frame.groupby("kind", observed=False)
 
     lazy = kinds(ddf).apply(told, meta=FUNCTIONS["a series"][1])
-    assert found(lazy, GroupsOfReferences) == 1
+    assert moves_references(lazy)
     got = lazy.compute()
     want = kinds(whole).apply(told)
     pd.testing.assert_frame_equal(got[got.rows > 0], want[want.rows > 0], check_names=False)
@@ -166,28 +169,14 @@ LEFT = {
 
 @pytest.mark.parametrize("name", LEFT)
 def test_other_functions_of_groups_are_left_alone(ddf, name):
-    assert found(LEFT[name](ddf), GroupsOfReferences) == 0
+    assert not list(LEFT[name](ddf).simplify().expr.find_operations(dx.RearrangeByColumn))
 
 
-def test_no_more_than_one_group_is_decoded_at_a_time(ddf, whole, monkeypatch):
-    groups = whole.groupby("cls")
-    largest = int(groups.image.count().max())
-    moved = ddf.shuffle("cls", npartitions=1)
-    monkeypatch.setattr(PandasBackend, "largest_partition", largest * ROW)
-    monkeypatch.setattr(PandasBackend, "partition_memory", lambda _: ROW)
-    with pytest.raises(PartitionTooLargeError):
-        moved.compute()
-    lazy = moved.groupby("cls").apply(light, meta=(None, "float64"))
-    got = lazy.compute().sort_index()
-    pd.testing.assert_series_equal(got, groups.apply(light), check_names=False)
-    monkeypatch.setattr(PandasBackend, "largest_partition", (largest - 1) * ROW)
-    with pytest.raises(PartitionTooLargeError, match=r"the \d images of a partition"):
+def test_groups_that_one_worker_cannot_hold_are_an_error_before_the_decode(ddf, whole, monkeypatch):
+    lazy = ddf.groupby("cls").apply(light, meta=(None, "float64"))
+    monkeypatch.setattr(PandasBackend, "largest_partition", ROW)
+    with pytest.raises(PartitionTooLargeError, match=r"the \d+ images of a partition"):
         lazy.compute()
-
-
-def test_rows_of_no_group_are_not_decoded(ddf, work):  # noqa: F811
-    ddf.groupby("cls").apply(light, meta=(None, "float64")).compute()
-    assert work["decoded"] == ddf.cls.notnull().sum().compute() == 27
 
 
 def test_images_of_groups_can_be_kept(ddf, whole):
@@ -195,8 +184,3 @@ def test_images_of_groups_can_be_kept(ddf, whole):
     want = whole.set_index("__key__").image
     for key, image in zip(got["__key__"], got.images.arrays(), strict=True):
         np.testing.assert_array_equal(image, want.loc[[key]].to_frame().images.arrays()[0])
-
-
-def test_pprint_tells_that_groups_are_decoded(ddf, capsys):
-    ddf.groupby("cls").apply(light, meta=(None, "float64")).optimize(fuse=False).pprint()
-    assert "images=('image',)" in capsys.readouterr().out

@@ -20,7 +20,6 @@ from photo_shards import make_photos, write_photo_shards
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.references import Decode, chunks
 from dask_image_ingest.dataset.references.fetch import decode_partition
-from dask_image_ingest.dataset.references.moves import GroupsOfReferences
 from dask_image_ingest.errors import (
     ImageDecodeError,
     PartitionTooLargeError,
@@ -160,7 +159,7 @@ def test_batches_go_on_where_they_stopped_after_a_shuffle(shards, rows_in_any_or
 
 
 def decodes(ddf):
-    return len(list(ddf.optimize(fuse=False).expr.find_operations((Decode, GroupsOfReferences))))
+    return len(list(ddf.optimize(fuse=False).expr.find_operations(Decode)))
 
 
 LOOKS = {

@@ -5,7 +5,7 @@ import platform
 from importlib.metadata import version
 
 import dask_image_ingest as dii
-from dask_image_ingest.environment import environment
+from dask_image_ingest.client import environment
 
 
 def test_versions_are_those_that_are_installed():
