@@ -6,21 +6,19 @@ with a position to resume from.
 """
 
 from dask_image_ingest.loader.batch_format import FORMATS, Format, as_pandas
-from dask_image_ingest.loader.iter_batches import Batches, Schedule
+from dask_image_ingest.loader.iter_batches import Batches, Schedule, make_batches
 from dask_image_ingest.loader.mix_batches import mix_batches
 from dask_image_ingest.loader.position import Position, parse_shard
 from dask_image_ingest.loader.sampling import parse_buckets, parse_sampling
-from dask_image_ingest.loader.source import FrameSource, lazy_source
 
 __all__ = [
     "FORMATS",
     "Batches",
     "Format",
-    "FrameSource",
     "Position",
     "Schedule",
     "as_pandas",
-    "lazy_source",
+    "make_batches",
     "mix_batches",
     "parse_buckets",
     "parse_sampling",

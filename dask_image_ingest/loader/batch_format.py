@@ -14,7 +14,7 @@ import pandas as pd
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
+from dask_image_ingest.frames import Backend, NullsError, image_columns, nesting, stack_views
 from dask_image_ingest.typedefs import Array, DataFrame, Dtype, PerChannel, Series
 
 Format = Literal["numpy", "cupy", "torch"]
@@ -229,6 +229,15 @@ def rows_of(
         images = {name: [arrays[row] for row in present] for name, arrays in images.items()}
     columns = {name: _column(rows[name], meta[name].dtype, backend) for name in rows.columns}
     return BatchRows(len(present), images, columns), present
+
+
+def stacked(arrays: list[Any], shape: tuple[int, ...], column: Series, backend: Backend) -> Any:
+    """Arrays of one shape as an array (n, ...); ``column`` is an empty one of their dtype."""
+    if arrays:
+        return backend.numpy.stack(arrays)
+    type_ = getattr(column.dtype, "pyarrow_dtype", None)
+    dtype = np.float64 if type_ is None else nesting(type_)[1].to_pandas_dtype()
+    return backend.numpy.empty((0, *shape), dtype)
 
 
 # A partition that is being read: a call waits for it.
