@@ -184,7 +184,7 @@ class LazySeriesImages(LazyImages):
         super().__init__(as_frame(series))
 
 
-def _first_image(images: dd.DataFrame) -> Any:
+def _first_image(images: dd.DataFrame) -> dd.DataFrame:
     """A lazy frame with the first row of any partition."""
     heads = images.head(1, npartitions=-1, compute=False)
     decodes = list(heads.simplify().expr.find_operations(Decode))
@@ -202,7 +202,7 @@ def _is_limited(decode: Decode) -> bool:
     return any(read.limit is not None for read in decode.find_operations(Scan))
 
 
-def _first(frame: dd.DataFrame) -> Any:
+def _first(frame: dd.DataFrame) -> dd.DataFrame:
     """Reduce to the first row; partitions are computed once, for this and for the stack."""
     return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)
 

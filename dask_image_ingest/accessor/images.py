@@ -40,7 +40,7 @@ from dask_image_ingest.ops import (
     make_row_map,
     small_images,
 )
-from dask_image_ingest.typedefs import AnyFrame, AnySeries
+from dask_image_ingest.typedefs import AnyFrame, AnySeries, PerChannel, TypeLike
 from dask_image_ingest.view import Thumbnails, make_thumbnails
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ class Images(ABC, Generic[Frame, Series]):
     def map_batches(
         self,
         fn: Callable[..., Any],
-        outputs: Mapping[str, Any],
+        outputs: Mapping[str, TypeLike],
         *,
         inputs: Sequence[str] | None = None,
         batch_size: int = 256,
@@ -302,7 +302,7 @@ class Images(ABC, Generic[Frame, Series]):
     def map_rows(
         self,
         fn: Callable[..., Any],
-        outputs: Mapping[str, Any],
+        outputs: Mapping[str, TypeLike],
         *,
         inputs: Sequence[str] | None = None,
         concurrency: int = 16,
@@ -426,7 +426,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
-        normalize: tuple[Any, Any] | None = None,
+        normalize: tuple[PerChannel, PerChannel] | None = None,
         channels_first: bool | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
     ) -> Batches:
@@ -621,7 +621,7 @@ class Images(ABC, Generic[Frame, Series]):
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
         shard: tuple[int, int] | Literal["auto"] | None = "auto",
-        normalize: tuple[Any, Any] | None = None,
+        normalize: tuple[PerChannel, PerChannel] | None = None,
         channels_first: bool | None = None,
         collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
         **options: Any,
@@ -838,7 +838,7 @@ class Images(ABC, Generic[Frame, Series]):
         return list(self._frame.columns)
 
 
-def as_frame(series: AnySeries) -> Any:
+def as_frame(series: AnySeries) -> AnyFrame:
     """The series, of any backend, as a frame of one column."""
     return series.to_frame("image" if series.name is None else series.name)
 

@@ -14,6 +14,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.plan.scan_node import Dataset
+from dask_image_ingest.dataset.predicates import Filters
 from dask_image_ingest.dataset.read import asked_for, fingerprint_of, read_of
 from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
@@ -53,7 +54,7 @@ _EXPANSION = 10
 def read_parquet_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence[Any] | None = None,
+    filters: Filters | None = None,
     *,
     image: str | Mapping[str, str | ImageColumn] = "image",
     key: str | None = None,

@@ -26,7 +26,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     ScanShards,
     ScanTables,
 )
-from dask_image_ingest.dataset.predicates import Predicate, columns_of, only, parse_filters
+from dask_image_ingest.dataset.predicates import Filters, Predicate, columns_of, only, parse_filters
 from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
     ReadOptions,
@@ -67,16 +67,17 @@ from dask_image_ingest.storage import (
     with_pipes_allowed,
 )
 from dask_image_ingest.tar import IMAGE_EXTENSIONS, MAX_MEMBER_BYTES
+from dask_image_ingest.typedefs import TypeLike
 
 
 def read_webdataset_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence[Any] | Predicate | None = None,
+    filters: Filters | None = None,
     *,
     image: ImageChoice = IMAGE_EXTENSIONS,
-    members: str | Mapping[str, Any] = "infer",
-    json_fields: Mapping[str, Any] | None = None,
+    members: str | Mapping[str, TypeLike] = "infer",
+    json_fields: Mapping[str, TypeLike] | None = None,
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     interpolation: Interpolation = "bilinear",
@@ -399,7 +400,7 @@ def filter_rows(frame: ImageDataFrame, predicate: Predicate) -> ImageDataFrame:
 def asked_for(
     schema: Schema,
     columns: Sequence[str] | None,
-    filters: Sequence[Any] | Predicate | None,
+    filters: Filters | Predicate | None,
     decode: bool,
 ) -> tuple[list[str] | None, Predicate | None]:
     """The arguments ``columns=``, None for all, and ``filters=``."""

@@ -247,7 +247,7 @@ def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: Decode
     return resized if decoding.device == "cpu" else [np.asarray(image) for image in resized]
 
 
-def _materialized(images: ImageBatch) -> Any:
+def _materialized(images: ImageBatch) -> ImageBatch:
     """The images of a batch for a transform: DALI's, or all as arrays."""
     if not isinstance(images, list):
         return images

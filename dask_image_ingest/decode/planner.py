@@ -144,8 +144,8 @@ def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterat
 # neighbours with as much, and is as fast with less.
 _BATCH_BYTES, _BATCH_BYTES_OF_ONE_THREAD = 2**26, 2**24
 
-# Decoded bytes of which a loader makes one piece.
-_PIECE_BYTES = 2**26
+# Decoded bytes that a loader has decoded at once on a GPU.
+_PIECE_BYTES = 2**28
 
 # Headers by which the size of batches is estimated.
 _SAMPLED = 64
@@ -220,8 +220,8 @@ class BatchPlanner:
         if self.decoding.device == "cpu":
             return decoders_for(self.decoding)
         headers = self.images.headers[:: max(1, len(self.images) // _SAMPLED)]
-        largest = _batch_of(self._max_bytes, [self._nbytes(each, None) for each in headers])
-        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(each) for each in headers])
+        largest = _batch_of(self._max_bytes, [self._nbytes(header, None) for header in headers])
+        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(header) for header in headers])
         decoders = decoders_for(self.decoding, largest)
         decoders.expect(min(largest, max(piece, len(self.images))))
         return decoders

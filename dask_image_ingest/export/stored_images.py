@@ -210,7 +210,7 @@ def stored_name(column: Hashable) -> str:
     return f"stored:{column}"
 
 
-def with_stored(frame: AnyFrame, columns: Sequence[Any], with_errors: bool) -> Any:
+def with_stored(frame: AnyFrame, columns: Sequence[Hashable], with_errors: bool) -> AnyFrame:
     """Replace columns of pixels of a lazy frame by references, named by `stored_name`.
 
     These images are not decoded, except ``with_errors``.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import dask
@@ -73,7 +73,7 @@ def reference_columns(frame: AnyFrame) -> list[Any]:
     return [name for name, dtype in frame.dtypes.items() if backend.is_references(dtype)]
 
 
-def without(frame: AnyFrame, columns: Collection[Any]) -> Any:
+def without(frame: AnyFrame, columns: Collection[Hashable]) -> AnyFrame:
     """Frame without some columns. ``drop`` would copy and pin all others of a cuDF frame."""
     kept = [name for name in frame.columns if name not in columns]
     return frame if len(kept) == len(frame.columns) else frame[kept]

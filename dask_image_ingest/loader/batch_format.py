@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -15,7 +15,7 @@ from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
-from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
+from dask_image_ingest.typedefs import Array, DataFrame, Dtype, PerChannel, Series
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -110,7 +110,7 @@ class Normalize(NamedTuple):
     scale: np.ndarray
     shift: np.ndarray
 
-    def batch(self, images: Sequence[Any], backend: Backend) -> Any:
+    def batch(self, images: Sequence[Array], backend: Backend) -> Any:
         """Normalize images of one shape: float32 (n, channels, height, width)."""
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
@@ -133,7 +133,9 @@ class Normalize(NamedTuple):
         return backend.normalized(images, self.scale, self.shift)
 
 
-def parse_normalize(normalize: Iterable[Any] | None) -> Normalize | None:
+def parse_normalize(
+    normalize: tuple[PerChannel, PerChannel] | None,
+) -> Normalize | None:
     """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None

@@ -54,6 +54,7 @@ from dask_image_ingest.loader.source import (
     check_count,
     once,
 )
+from dask_image_ingest.typedefs import PerChannel
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many. A GPU takes several batches, so
@@ -149,7 +150,7 @@ class Batches:
         *,
         batch_size: int,
         format: Format,
-        normalize: tuple[Any, Any] | None,
+        normalize: tuple[PerChannel, PerChannel] | None,
         channels_first: bool | None,
         schedule: Schedule,
         drop_last: bool,

@@ -14,6 +14,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
 from dask_image_ingest.loader.iter_batches import Batches, Schedule
 from dask_image_ingest.loader.position import parse_shard
+from dask_image_ingest.typedefs import PerChannel
 
 
 def mix_batches(
@@ -30,7 +31,7 @@ def mix_batches(
     prefetch: int | None = None,
     start: int | Sequence[Any] = 0,
     shard: tuple[int, int] | Literal["auto"] | None = "auto",
-    normalize: tuple[Any, Any] | None = None,
+    normalize: tuple[PerChannel, PerChannel] | None = None,
     channels_first: bool | None = None,
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
 ) -> Batches:

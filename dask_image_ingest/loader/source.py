@@ -125,7 +125,7 @@ class FrameSource:
         pass
 
     @property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         """An empty frame of the columns of the batches."""
         return self._frame.iloc[:0]
 
@@ -271,7 +271,7 @@ class LazySource(FrameSource):
         self.partitions = len(self._keys)
 
     @property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         return self._frame._meta
 
     def check_process(self) -> None:
@@ -605,7 +605,7 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
     return value
 
 
-def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> Any:
+def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> DataFrame:
     """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
         _versioned.clear()

@@ -38,7 +38,7 @@ class Log:
         self.before = lambda line: None  # called before a line is written
         self._owners = {}
         self._lock = threading.Lock()
-        run, as_input = dali.BatchPipeline.run, dali.DaliDecoder._as_input
+        decode, as_input = dali.DaliDecoder._decode, dali.DaliDecoder._as_input
         read, append = task._read_shard, DevicePixels.append
 
         def logged_read(*args):
@@ -51,14 +51,14 @@ class Log:
             self.write("has a batch")
             return inputs
 
-        def logged_run(pipeline, **inputs):
+        def logged_decode(decoder, inputs):
             owner = self._owners.pop(id(inputs["images"]))
             self.write("is decoded", owner)
-            outputs = run(pipeline, **inputs)
-            self.alive.update(outputs)
+            images = decode(decoder, inputs)
+            self.alive.add(images)
             self.most = max(self.most, len(self.alive))
             self.write("was decoded", owner)
-            return outputs
+            return images
 
         def logged_append(buffer, images):
             self.write("copies")
@@ -67,7 +67,7 @@ class Log:
 
         monkeypatch.setattr(task, "_read_shard", logged_read)
         monkeypatch.setattr(dali.DaliDecoder, "_as_input", logged_input)
-        monkeypatch.setattr(dali.BatchPipeline, "run", logged_run)
+        monkeypatch.setattr(dali.DaliDecoder, "_decode", logged_decode)
         monkeypatch.setattr(DevicePixels, "append", logged_append)
 
     def write(self, what, who=None):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -108,7 +108,7 @@ class Dataset:
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         """An empty frame, with references in place of images."""
         types = {**self.schema.types, **dict.fromkeys(self.schema.images, REFERENCE)}
         return get_backend(self.options.backend).meta(types)
@@ -259,7 +259,7 @@ class ScanPlaceholder(dx.Expr):
     _parameters: ClassVar = ["empty"]
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.operand("empty")
 
     def _divisions(self) -> tuple[None, None]:
@@ -309,7 +309,7 @@ class _FusedTask:
     task: Callable[[dict[Any, Any]], Any]
     source: tuple[str, int]
 
-    def __call__(self, frame: DataFrame) -> Any:
+    def __call__(self, frame: DataFrame) -> DataFrame:
         """Apply the operations."""
         return self.task({self.source: frame})
 
@@ -319,7 +319,7 @@ def fuse_with_scan(
     images: Sequence[ColumnDecode],
     only: ErrorFilter,
     limit: int | None,
-    columns: Sequence[Any],
+    columns: Sequence[Hashable],
 ) -> ReadAndDecode | None:
     """Fuse a decode with the scan below ``frame``; None unless only row-wise steps are between."""
     nodes = {node._name: node for node in frame.walk()}
@@ -418,7 +418,7 @@ class ReadAndDecode(Scan):
         return operations.substitute(source, scan)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return decoded_meta(self.rows._meta, self.decode.images)[self.columns]
 
     def _filtered_task(self, name: Key, index: int) -> dx.Task:

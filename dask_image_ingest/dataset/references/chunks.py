@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -89,7 +89,7 @@ class _ChunkedMapOfReferences(ChunkedMap):
         return None
 
 
-def _rows(frame: DataFrame, start: int, end: int) -> Any:
+def _rows(frame: DataFrame, start: int, end: int) -> DataFrame:
     return frame.iloc[start:end]
 
 
@@ -162,13 +162,13 @@ _SAMPLED = 16
 
 def _decode_rows(
     images: Sequence[ColumnDecode],
-    columns: Sequence[Any],
+    columns: Sequence[Hashable],
     steps: Steps | None,
     backend: BackendName,
     rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
-) -> Any:
+) -> DataFrame:
     decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)[
         list(rows.columns)
     ]

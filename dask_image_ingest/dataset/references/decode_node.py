@@ -8,6 +8,7 @@ once, at its end. Filters go the other way: below the decode.
 from __future__ import annotations
 
 import functools
+from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -54,6 +55,7 @@ from dask_image_ingest.dataset.scan.rows import (
     decoded_meta,
 )
 from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.typedefs import DataFrame
 
 
 def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -150,7 +152,7 @@ class Decode(AppendsColumns, PreservesRows):
     operation = staticmethod(decode_partition)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return decoded_meta(self.frame._meta, self.images)
 
     @property
@@ -312,7 +314,7 @@ class Decode(AppendsColumns, PreservesRows):
         fused = fuse_with_scan(frame, self.images, self.only, self.limit, self.columns)
         return super()._lower() if fused is None else fused
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         # A decode that drops rows is needed whatever the columns.
         drops_rows = not self._is_length_preserving
         # An index shares the decode of a mask, so that shards are read once for both.

@@ -67,7 +67,7 @@ def decode_partition(
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch | None = None,
     backend: BackendName | None = None,
-) -> Any:
+) -> DataFrame:
     """Decode the references of a pandas or cuDF frame.
 
     ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and

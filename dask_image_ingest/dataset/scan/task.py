@@ -78,7 +78,7 @@ class ScanSpec:
     version: str = field(default_factory=own_version)
 
 
-def read_partition(partition: Partition, spec: ScanSpec) -> Any:
+def read_partition(partition: Partition, spec: ScanSpec) -> DataFrame:
     """Read one partition as a dataframe: the samples of its splits, in order.
 
     Pixels are decoded last, and only for the rows that remain.
@@ -139,7 +139,7 @@ def _read_unit(unit: Partition, spec: ScanSpec) -> _Read:
         return None, 0
 
 
-def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
+def _no_rows(split: ShardSplit, spec: ScanSpec) -> DataFrame:
     """An empty table or frame of the right dtypes."""
     rows: ImageRows
     if spec.options.root is not None:
@@ -197,7 +197,7 @@ def _read_rows(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> _Read:
     return _materialize(rows, numbers, spec), len(numbers)
 
 
-def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
+def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> DataFrame:
     """These rows as a table with references; with a decode, as a frame with pixels."""
     decode = spec.decode
     if decode is None:
@@ -218,7 +218,7 @@ def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
 _LABEL = "\0label"
 
 
-def _frame(table: pa.Table, spec: ScanSpec) -> Any:
+def _frame(table: pa.Table, spec: ScanSpec) -> DataFrame:
     labels = table.column(_LABEL).to_numpy()
     return get_backend(spec.options.backend).frame(table.drop_columns([_LABEL]), labels, None)
 

@@ -18,6 +18,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import IMAGE
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.tar import INTEGERS, TEXTS, Sample, ShardIndex, read_member
+from dask_image_ingest.typedefs import TypeLike
 
 #: Columns of every collection before those of members: where an image is, and its header.
 METADATA_COLUMNS: dict[str, pa.DataType] = {
@@ -141,8 +142,8 @@ def make_schema(
     content: LazyBytes,
     *,
     images: Mapping[str, Sequence[str]],
-    members: str | Mapping[str, Any] = "infer",
-    json_fields: Mapping[str, Any] | None = None,
+    members: str | Mapping[str, TypeLike] = "infer",
+    json_fields: Mapping[str, TypeLike] | None = None,
 ) -> Schema:
     """Decide the columns of a collection from its first shard.
 
