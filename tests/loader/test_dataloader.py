@@ -131,6 +131,7 @@ class TestDataLoader:
         loader = ddf.images.dataloader(3, shuffle=2, num_workers=0, timeout=60)
         first = keys(loader)
         assert first == keys(ddf.images.iter_batches(3, shuffle=2))
+        loader.set_epoch(0)
         assert keys(loader) == first
         loader.dataset.set_epoch(1)
         assert keys(loader) == keys(ddf.images.iter_batches(3, shuffle=2, epoch=1)) != first
