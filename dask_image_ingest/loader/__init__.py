@@ -5,7 +5,7 @@ a time, in an order that depends on the rows, the seed and the epoch, divided am
 with a position to resume from.
 """
 
-from dask_image_ingest.loader.batch_format import FORMATS, Format, as_pandas
+from dask_image_ingest.loader.batch_format import FORMATS, Format
 from dask_image_ingest.loader.iter_batches import Batches, Schedule, make_batches
 from dask_image_ingest.loader.mix_batches import mix_batches
 from dask_image_ingest.loader.position import Position, parse_shard
@@ -17,7 +17,6 @@ __all__ = [
     "Format",
     "Position",
     "Schedule",
-    "as_pandas",
     "make_batches",
     "mix_batches",
     "parse_buckets",

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
@@ -201,6 +202,24 @@ class BatchRows:
         }
         return cls(sum(map(len, parts)), images, columns)
 
+    def stacked(self, shapes: dict[str, Any], meta: DataFrame, backend: Backend) -> BatchRows:
+        """The rows with one array of each column whose arrays have one shape, also without rows.
+
+        ``shapes`` are those of columns; ``meta`` is an empty frame of the declared dtypes.
+        """
+        columns = dict(self.columns)
+        for name, shape in shapes.items():
+            arrays = columns.get(name)
+            if not isinstance(arrays, list) or not isinstance(shape, tuple):
+                continue
+            if arrays:
+                columns[name] = backend.numpy.stack(arrays)
+            else:
+                type_ = getattr(meta[name].dtype, "pyarrow_dtype", pa.float64())
+                dtype = nesting(type_)[1].to_pandas_dtype()
+                columns[name] = backend.numpy.empty((0, *shape), dtype)
+        return replace(self, columns=columns)
+
 
 def rows_of(
     frame: DataFrame, image: str | None, backend: Backend, meta: DataFrame
@@ -229,15 +248,6 @@ def rows_of(
         images = {name: [arrays[row] for row in present] for name, arrays in images.items()}
     columns = {name: _column(rows[name], meta[name].dtype, backend) for name in rows.columns}
     return BatchRows(len(present), images, columns), present
-
-
-def stacked(arrays: list[Any], shape: tuple[int, ...], column: Series, backend: Backend) -> Any:
-    """Arrays of one shape as an array (n, ...); ``column`` is an empty one of their dtype."""
-    if arrays:
-        return backend.numpy.stack(arrays)
-    type_ = getattr(column.dtype, "pyarrow_dtype", None)
-    dtype = np.float64 if type_ is None else nesting(type_)[1].to_pandas_dtype()
-    return backend.numpy.empty((0, *shape), dtype)
 
 
 # A partition that is being read: a call waits for it.

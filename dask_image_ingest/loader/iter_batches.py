@@ -34,7 +34,6 @@ from dask_image_ingest.loader.batch_format import (
     converter,
     parse_normalize,
     rows_of,
-    stacked,
 )
 from dask_image_ingest.loader.order import (
     CHUNK,
@@ -46,7 +45,6 @@ from dask_image_ingest.loader.order import (
     Rows,
     Stream,
     draws_of,
-    mix_of,
 )
 from dask_image_ingest.loader.position import Position, Share, parse_start
 from dask_image_ingest.loader.reader import Reader
@@ -127,8 +125,8 @@ class Schedule:
         check_choice("stop", self.stop, ("first", "all"))
         if self.stop != "first" and (self.repeat or self.frame_weights is None or self.steps):
             raise ArgumentError(
-                "stop= tells where an epoch by weights= ends: without weights= each row comes once, "
-                "and repeat= and steps= decide by themselves"
+                "stop= tells where an epoch by weights= ends: without weights= each row comes "
+                "once, and repeat= and steps= decide by themselves"
             )
         if self.repeat and self.steps is not None:
             raise ArgumentError(
@@ -153,22 +151,10 @@ def make_batches(
     epoch: int | None,
     **options: Any,
 ) -> Batches:
-    """Make the iterator of an epoch, of the rows of one or several frames.
+    """Make the batches of an epoch of one or several frames.
 
-    Parameters
-    ----------
-    frames
-        Dask, pandas or cuDF dataframes.
-    columns
-        Columns of the batches beside the images; None for all.
-    schedule
-        Rows and their order, apart from the epoch.
-    image
-        Name of the image column; None for the default of each frame.
-    epoch
-        Number of the epoch; None for that of the position.
-    **options
-        Further arguments of `Batches`.
+    ``image`` is the name of the image column, None for the default; ``options`` are further
+    arguments of `Batches`.
     """
     sources = [source_of(frame, columns, image) for frame in frames]
     first, *others = [(list(source.meta.columns), source.image) for source in sources]
@@ -366,17 +352,22 @@ class Batches:
         if schedule.steps is not None and length:
             length = schedule.steps * size
         begin = self._epoch * length
-        if self._bucket_of is None:
+        if schedule.buckets is None:
             return Epoch(stream, begin, size, length)
-        return BucketedEpoch(stream, begin, size, length, *self._bucket_of)
+        numbers = range(len(self._sources))
+        columns = [
+            pd.concat([self._column(name, number) for number in numbers], ignore_index=True)
+            for name in schedule.buckets.columns
+        ]
+        return BucketedEpoch(stream, begin, size, length, *schedule.buckets.of_rows(columns))
 
     @functools.cached_property
     def _order(self) -> Stream | Mix:
         """The rows of all epochs."""
-        schedule, several = self._schedule, len(self._sources) > 1
-        # What a pass draws of its rows: as many as it has, or those of an epoch.
+        schedule, is_mix = self._schedule, len(self._sources) > 1
+        # A pass draws as many rows as an epoch has; of several frames, as many as each has.
         length = None
-        if schedule.steps is not None and not several:
+        if schedule.steps is not None and not is_mix:
             length = schedule.steps * self._size * self._share.world
         streams = []
         for number, counts in enumerate(self._counts):
@@ -385,37 +376,22 @@ class Batches:
                 values = self._column(schedule.sampling.column, number)
                 weights = schedule.sampling.weights(values, length)
             places = PLACES if schedule.shuffle is None else self._places(number)
-            first = int(self._ends[number]) - int(counts.sum())
+            first = int(self._firsts[number])
             streams.append(Stream(counts, schedule.shuffle, places, weights, number, first))
-        if not several:
+        if not is_mix:
             return streams[0]
-        is_endless = schedule.repeat or schedule.steps is not None
-        stop = None if is_endless else schedule.stop
-        return mix_of(streams, schedule.frame_weights, stop, schedule.shuffle or 0)
+        stop = None if schedule.repeat or schedule.steps is not None else schedule.stop
+        return Mix(streams, schedule.frame_weights, stop, schedule.shuffle or 0)
 
     @functools.cached_property
-    def _ends(self) -> np.ndarray:
-        """The number after each frame's last row, counted over all frames."""
-        return np.cumsum([counts.sum() for counts in self._counts])
-
-    @functools.cached_property
-    def _bucket_of(self) -> tuple[np.ndarray, list[tuple[Any, ...]]] | None:
-        """The bucket of each row of all frames, and what the rows of each bucket have."""
-        buckets = self._schedule.buckets
-        if buckets is None:
-            return None
-        numbers = range(len(self._sources))
-        return buckets.of_rows(
-            [
-                pd.concat([self._column(name, number) for number in numbers], ignore_index=True)
-                for name in buckets.columns
-            ]
-        )
+    def _firsts(self) -> np.ndarray:
+        """The number of each frame's first row; rows are counted over all frames."""
+        return np.cumsum([0, *(counts.sum() for counts in self._counts[:-1])])
 
     def _by_frame(self, numbers: np.ndarray) -> list[np.ndarray]:
         """Positions of the rows of each frame."""
-        frame = np.searchsorted(self._ends, numbers, "right")
-        return [np.flatnonzero(frame == number) for number in range(len(self._ends))]
+        frame = np.searchsorted(self._firsts, numbers, "right") - 1
+        return [np.flatnonzero(frame == number) for number in range(len(self._firsts))]
 
     def _column(self, name: str, number: int) -> pd.Series:
         """A column of all rows of a frame."""
@@ -481,16 +457,18 @@ class Batches:
     def _batches(self) -> Generator[Any, None, None]:
         return self._in_order() if self._is_sequential else self._planned()
 
-    def _batch(self, parts: Sequence[BatchRows], bucket: int | None = None) -> Any:
+    def _batch(self, parts: Sequence[BatchRows], bucket: tuple[Any, ...] | None = None) -> Any:
         """The batch of some rows, which may be of a bucket."""
         rows = BatchRows.of(parts, self._backend)
         if self._collate is not None and not len(rows):
             return None
-        shape, size = self._shape, self._size_of(bucket)
-        if size is not None:
-            shape = (*size, None if shape is None else shape[2])
-        elif bucket is not None:
-            rows = self._stacked(rows, bucket)
+        shape, buckets = self._shape, self._schedule.buckets
+        if buckets is not None and bucket is not None:
+            if buckets.sizes is None:
+                shapes = dict(zip(buckets.columns, bucket, strict=True))
+                rows = rows.stacked(shapes, self._meta, self._backend)
+            else:
+                shape = (*bucket, None if shape is None else shape[2])
         batch = batch_of(
             rows,
             self._image,
@@ -565,9 +543,9 @@ class Batches:
             return
         with contextlib.ExitStack() as stack:
             readers = [
-                Reader(stack.enter_context(source), counts, self._rows_of, int(end - counts.sum()))
-                for source, counts, end in zip(
-                    self._sources_to_read, self._counts, self._ends, strict=True
+                Reader(stack.enter_context(source), counts, self._rows_of, first)
+                for source, counts, first in zip(
+                    self._sources_to_read, self._counts, self._firsts.tolist(), strict=True
                 )
             ]
             depth = self._prefetch
@@ -605,22 +583,22 @@ class Batches:
 
     def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[PendingRows]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
-        coming = _Coming(self._steps(), self._size_of)
+        coming = _Coming(self._steps())
         count, done, most = 1, 0, None
         while steps := coming.take(count):
             following = 0 if most is None else min(2 * count, most)
             next_row = steps[-1].next_row
             in_use = None if self._is_end(next_row) else self._plan.in_use_at(next_row)
-            size = self._size_of(steps[0].bucket)
+            positions = [] if in_use is None else self._by_frame(in_use)
             results = []
             for frame, reader in enumerate(readers):
-                held = None if in_use is None else in_use[self._by_frame(in_use)[frame]]
+                held = None if in_use is None else in_use[positions[frame]]
                 if reader.fetches_ahead:
                     soon = _rows_of_frame([*steps, *coming.look(following)], frame).numbers
                     far = coming.look(min(self._horizon + len(steps) + following, _AHEAD * done))
                     reader.expect(soon, _rows_of_frame(far, frame).numbers)
                     held = None if held is None else np.concatenate([held, soon])
-                results.append(reader.start(_rows_of_frame(steps, frame), size))
+                results.append(reader.start(_rows_of_frame(steps, frame), steps[0].size))
                 reader.keep(held)
             yield steps, results
             done += len(steps)
@@ -635,30 +613,14 @@ class Batches:
 
     def _steps(self) -> Iterator[_Step]:
         """The next steps of this process."""
-        row = self._next_row
+        row, buckets = self._next_row, self._schedule.buckets
+        has_sizes = buckets is not None and buckets.sizes is not None
         while not self._is_end(row):
             rows, bucket = self._plan.step(row), self._plan.bucket(row)
             by_frame = [rows.take(positions) for positions in self._by_frame(rows.numbers)]
             row = self._plan.after(row, self._share.workers)
-            yield _Step(self._share.of(by_frame), bucket, row)
-
-    def _size_of(self, bucket: int | None) -> tuple[int, int] | None:
-        """Height and width to which images of a bucket are decoded; None for those of the read."""
-        buckets = self._schedule.buckets
-        if bucket is None or buckets is None or buckets.sizes is None:
-            return None
-        height, width = buckets.sizes[bucket].tolist()
-        return height, width
-
-    def _stacked(self, rows: BatchRows, bucket: int) -> BatchRows:
-        """Rows of a bucket whose arrays in the columns that decide it are one array each."""
-        buckets, of_rows = self._schedule.buckets, self._bucket_of
-        assert buckets is not None and of_rows is not None
-        columns = dict(rows.columns)
-        for name, value in zip(buckets.columns, of_rows[1][bucket], strict=True):
-            if isinstance(value, tuple) and isinstance(columns.get(name), list):
-                columns[name] = stacked(columns[name], value, self._meta[name], self._backend)
-        return dataclasses.replace(rows, columns=columns)
+            size = bucket if has_sizes else None
+            yield _Step(self._share.of(by_frame), size, bucket, row)
 
     def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
@@ -681,21 +643,16 @@ class _Step(NamedTuple):
     """The part of a step that this process reads."""
 
     rows: list[Rows]  # of each frame
-    bucket: int | None  # the one of its rows; None without buckets
+    size: tuple[Any, ...] | None  # height and width of its images; None for those of the read
+    bucket: tuple[Any, ...] | None  # what its rows have in common; None without buckets
     next_row: int  # of the epoch, before the following step of this process
 
 
 class _Coming:
-    """The coming steps, of which some are looked at before they are taken.
+    """The coming steps, of which some are looked at before they are taken."""
 
-    ``size_of`` gives the height and width to which the images of a bucket are decoded.
-    """
-
-    def __init__(
-        self, steps: Iterator[_Step], size_of: Callable[[int | None], tuple[int, int] | None]
-    ) -> None:
+    def __init__(self, steps: Iterator[_Step]) -> None:
         self._steps = steps
-        self._size_of = size_of
         self._seen: deque[_Step] = deque()
 
     def look(self, count: int) -> list[_Step]:
@@ -706,11 +663,10 @@ class _Coming:
     def take(self, count: int) -> list[_Step]:
         """Take the next steps, at most ``count``, as long as their images have one size."""
         steps = self.look(count)
-        sizes = [self._size_of(step.bucket) for step in steps]
-        taken = len(list(itertools.takewhile(lambda size: size == sizes[0], sizes)))
-        for _ in range(taken):
+        taken = list(itertools.takewhile(lambda step: step.size == steps[0].size, steps))
+        for _ in taken:
             self._seen.popleft()
-        return steps[:taken]
+        return taken
 
 
 def _rows_of_frame(steps: Sequence[_Step], frame: int) -> Rows:

@@ -18,7 +18,7 @@ import hashlib
 import heapq
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -281,25 +281,30 @@ class Mix:
     ----------
     streams
         Streams of the frames.
-    shares
-        Relative number of rows of each frame: whole numbers.
-    length
-        Rows of a pass. If it is the sum of the shares, these are the rows of each frame in a pass.
+    weights
+        Relative share of each frame: float64 (frames,). None for passes that have each row once.
+    stop
+        Where a pass by ``weights`` ends: ``"first"`` when a frame has no rows left, ``"all"`` when
+        each row has come, while frames that end before begin again; None for never.
     seed
         Seed of the order of frames.
     """
 
     def __init__(
-        self, streams: Sequence[Stream], shares: Sequence[int], length: int, seed: int
+        self,
+        streams: Sequence[Stream],
+        weights: np.ndarray | None,
+        stop: Literal["first", "all"] | None,
+        seed: int,
     ) -> None:
-        self.length = length
+        lengths = [stream.length for stream in streams]
+        self._shares, self.length = _shares(lengths, weights, stop)
         self._streams = streams
-        self._shares = shares
         self._seed = seed
         # Rows of each stream from the beginning of a pass to that of the next one: whole passes.
         self._strides = [
-            -(-share // max(1, stream.length)) * stream.length
-            for share, stream in zip(shares, streams, strict=True)
+            -(-share // max(1, length)) * length
+            for share, length in zip(self._shares, lengths, strict=True)
         ]
         self._block = functools.lru_cache(4)(self._make_block)
 
@@ -343,8 +348,8 @@ class Mix:
 
     def _make_block(self, number: int, block: int) -> tuple[list[int], np.ndarray]:
         begin = block * _MIXED
-        before = apportioned(self._shares, begin)
-        after = apportioned(self._shares, min(begin + _MIXED, self.length))
+        before = _apportioned(self._shares, begin)
+        after = _apportioned(self._shares, min(begin + _MIXED, self.length))
         counts = [end - start for start, end in zip(before, after, strict=True)]
         random = np.random.default_rng([self._seed, number, _MIX, block])
         frames = random.permutation(np.repeat(np.arange(len(counts)), counts))
@@ -352,75 +357,6 @@ class Mix:
             number * stride + rows for stride, rows in zip(self._strides, before, strict=True)
         ]
         return begins, frames
-
-
-def apportioned(shares: Sequence[int], rows: int) -> list[int]:
-    """How many of the first ``rows`` rows of a mix each frame has, by Webster's method.
-
-    Row k of a frame, from 0, is due at (2 k + 1) / share, and rows come in this order: so a frame
-    never has fewer among more rows. (Balinski and Young, Fair Representation, 1982.)
-    """
-    total = max(1, sum(shares))
-    # Those due at a time before, when half a row of each may be rounded up; the rest one by one.
-    begin = max(0, rows - len(shares))
-    taken = [(2 * begin * share + total) // (2 * total) for share in shares]
-    due = [
-        (Fraction(2 * count + 1, share), frame)
-        for frame, (share, count) in enumerate(zip(shares, taken, strict=True))
-        if share
-    ]
-    heapq.heapify(due)
-    for _ in range(rows - sum(taken)):
-        frame = due[0][1]
-        taken[frame] += 1
-        heapq.heapreplace(due, (Fraction(2 * taken[frame] + 1, shares[frame]), frame))
-    return taken
-
-
-def mix_of(
-    streams: Sequence[Stream],
-    weights: np.ndarray | None,
-    stop: str | None,
-    seed: int,
-) -> Mix:
-    """A mix of several streams.
-
-    Parameters
-    ----------
-    streams
-        Streams of the frames.
-    weights
-        Relative probability that a row comes from each frame: float64 (frames,). None for a pass
-        that has each row once.
-    stop
-        Where a pass by ``weights`` ends: ``"first"`` when a frame has no rows left, ``"all"`` when
-        all have come to their end, while those that did so before begin again; None for never.
-    seed
-        Seed of the order of frames.
-    """
-    lengths = [stream.length for stream in streams]
-    if weights is None:
-        return Mix(streams, lengths, sum(lengths), seed)
-    # A frame without rows ends a pass at once, or has no share.
-    scaled = np.maximum(1, np.rint(weights / weights.max() * _FINEST)).astype(np.int64).tolist()
-    shares = [
-        share if length or stop == "first" else 0
-        for share, length in zip(scaled, lengths, strict=True)
-    ]
-    if not any(lengths):
-        return Mix(streams, shares, 0, seed)
-    if stop is None:
-        return Mix(streams, shares, FOREVER, seed)
-
-    is_end = any if stop == "first" else all
-
-    def ends(rows: int) -> bool:
-        taken = apportioned(shares, rows)
-        return is_end(count >= length for count, length in zip(taken, lengths, strict=True))
-
-    end = bisect.bisect_left(range(FOREVER), True, key=ends)
-    counts = apportioned(shares, end)
-    return Mix(streams, counts, end, seed)
 
 
 class Epoch:
@@ -456,8 +392,8 @@ class Epoch:
         """Steps of the epoch: all, or those that are full."""
         return self.length // self.size if drop_last else -(-self.length // self.size)
 
-    def bucket(self, row: int) -> int | None:
-        """Number of the bucket of the step at ``row``; None without buckets."""
+    def bucket(self, row: int) -> tuple[Any, ...] | None:
+        """What the rows of the step at ``row`` have in common; None without buckets."""
         return None
 
     def in_use_at(self, row: int) -> np.ndarray | None:
@@ -479,7 +415,7 @@ class BucketedEpoch(Epoch):
     bucket_of
         Number of each row's bucket, from 0: int64 (rows,).
     buckets
-        What the rows of each bucket have.
+        What the rows of each have in common.
     """
 
     def __init__(
@@ -505,7 +441,8 @@ class BucketedEpoch(Epoch):
         self._first = first[order]
         self._row_edges = np.concatenate([[0], np.cumsum(lengths[order])])
         self._rows = rows.take(by_bucket)
-        self._buckets = numbers[by_bucket][self._first]
+        self._buckets = buckets
+        self._bucket_of = numbers[by_bucket][self._first]
         self._decisive = (bucket_of, repr(buckets), np.array([size]))
 
     def _number(self, row: int) -> int:
@@ -522,14 +459,58 @@ class BucketedEpoch(Epoch):
         lengths = np.diff(self._row_edges)
         return int((lengths == self.size).sum()) if drop_last else len(lengths)
 
-    def bucket(self, row: int) -> int:
-        return int(self._buckets[self._number(row)])
+    def bucket(self, row: int) -> tuple[Any, ...]:
+        return self._buckets[self._bucket_of[self._number(row)]]
 
     def in_use_at(self, row: int) -> None:
         return None  # rows wait until their bucket is full
 
     def digest(self) -> str:
         return _digest(super().digest(), *self._decisive)
+
+
+def _apportioned(shares: Sequence[int], rows: int) -> list[int]:
+    """How many of the first ``rows`` rows of a mix each frame has, by Webster's method.
+
+    Row k of a frame, from 0, is due at (2 k + 1) / share, and rows come in this order: so a frame
+    never has fewer among more rows. (Balinski and Young, Fair Representation, 1982.)
+    """
+    total = max(1, sum(shares))
+    # Those due at a time before, when half a row of each may be rounded up; the rest one by one.
+    begin = max(0, rows - len(shares))
+    taken = [(2 * begin * share + total) // (2 * total) for share in shares]
+    due = [
+        (Fraction(2 * count + 1, share), frame)
+        for frame, (share, count) in enumerate(zip(shares, taken, strict=True))
+        if share
+    ]
+    heapq.heapify(due)
+    for _ in range(rows - sum(taken)):
+        frame = due[0][1]
+        taken[frame] += 1
+        heapq.heapreplace(due, (Fraction(2 * taken[frame] + 1, shares[frame]), frame))
+    return taken
+
+
+def _shares(
+    lengths: list[int], weights: np.ndarray | None, stop: str | None
+) -> tuple[list[int], int]:
+    """Share of each frame in a pass of a mix, in rows if it ends; and the rows of the pass."""
+    if weights is None:
+        return lengths, sum(lengths)
+    shares = np.maximum(1, np.rint(weights / weights.max() * _FINEST)).astype(np.int64).tolist()
+    if stop != "first":
+        shares = [share if length else 0 for share, length in zip(shares, lengths, strict=True)]
+    if stop is None:
+        return shares, FOREVER if any(lengths) else 0
+    is_end = any if stop == "first" else all
+
+    def ends(rows: int) -> bool:
+        taken = _apportioned(shares, rows)
+        return is_end(count >= length for count, length in zip(taken, lengths, strict=True))
+
+    rows = bisect.bisect_left(range(FOREVER), True, key=ends)
+    return _apportioned(shares, rows), rows
 
 
 def _digest(*parts: np.ndarray | str) -> str:

@@ -133,7 +133,9 @@ class Buckets(NamedTuple):
         if self.sizes is not None:
             return _nearest(*columns, self.sizes), list(map(tuple, self.sizes.tolist()))
         try:
-            codes = [pd.factorize(values, use_na_sentinel=False) for values in columns]
+            codes = [
+                pd.factorize(values.to_numpy(object), use_na_sentinel=False) for values in columns
+            ]
         except TypeError:
             raise ArgumentError(
                 f"buckets={shown(self.columns)}: a bucket is of a value, or of the shape of an "

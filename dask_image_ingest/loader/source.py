@@ -549,21 +549,9 @@ def _gather(parts: Sequence[tuple[PendingPartition, np.ndarray]], order: np.ndar
 def source_of(
     frame: AnyFrame, columns: Sequence[str] | None, image: str | None = None
 ) -> FrameSource:
-    """Source of the images of a frame and some of its other columns, for batches.
+    """Source of the images of a frame and some of its other columns, None for all.
 
-    Parameters
-    ----------
-    frame
-        Dask, pandas or cuDF dataframe.
-    columns
-        Names of the other columns; None for all.
-    image
-        Name of the image column; None for the frame's default, or without images.
-
-    Raises
-    ------
-    ArgumentError
-        If columns are missing, or would be in a batch twice.
+    ``image`` is the name of the image column; None for the frame's default, if it has images.
     """
     if image is None and image_columns(frame):
         image = image_column(frame)
