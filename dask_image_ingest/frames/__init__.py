@@ -9,6 +9,7 @@ from dask_image_ingest.frames.arrow_types import (
     as_lists,
     bytes_of,
     has_type,
+    is_any_list,
     is_byte_list,
     is_bytes,
     is_list,
@@ -38,7 +39,7 @@ from dask_image_ingest.frames.choose import (
     without,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
-from dask_image_ingest.frames.nested_dtype import as_tensors, tensor_array
+from dask_image_ingest.frames.nested_dtype import as_tensors, one_chunk, tensor_array
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
@@ -82,6 +83,7 @@ __all__ = [
     "has_type",
     "image_columns",
     "index_columns",
+    "is_any_list",
     "is_byte_list",
     "is_bytes",
     "is_list",
@@ -91,6 +93,7 @@ __all__ = [
     "list_sizes",
     "map_block",
     "nesting",
+    "one_chunk",
     "pandas_type",
     "parse_type",
     "pixel_memory",
