@@ -13,9 +13,17 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.client import own_version
+from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
+from dask_image_ingest.decode.placement import Placement
+from dask_image_ingest.decode.random_crop import (
+    Augment,
+    RandomResizedCrop,
+    Region,
+    draw_region,
+    parse_augment,
+)
 from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
@@ -31,6 +39,9 @@ LARGEST_IMAGE = 2**31 - 1
 LARGEST_SIZE = 2**15 - 1
 
 _HW_LOAD = "image-ingest.hw-decoder-load"
+
+# Distance of the draws of two views, odd so that all differ; another one than that of repetitions.
+_VIEW = 0xD1B54A32D192ED03
 
 # Most bytes of a raw value by format; 4 for formats not listed, TIFF and PNM.
 _RAW_BYTES = {"jpeg": 1, "webp": 1, "bmp": 1, "gif": 1, "png": 2}
@@ -76,6 +87,8 @@ class DecodeSpec:
         Random region of each image to decode, resized to ``size`` by ``stretch``.
     draw : int
         `Origin.draw` of all images that have none of their own.
+    view : int
+        Number of this image among those of a sample that are to differ: each draws for itself.
     token : str
         Dask token of all options.
     transform_code : str
@@ -96,6 +109,7 @@ class DecodeSpec:
     draw: int = 0
     interpolation: Interpolation = "bilinear"
     crop_from: int | None = None
+    view: int = 0
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
@@ -117,6 +131,8 @@ class DecodeSpec:
             options.append(self.augment)
         if self.draw:
             options.append(("draw", self.draw))
+        if self.view:
+            options.append(("view", self.view))
         transform: str | None = None
         code = ""
         if self.transform is not None:
@@ -182,6 +198,32 @@ class DecodeSpec:
         """Geometry of the resize of an image, or a region, of this height and width."""
         assert self.size is not None
         return resize_geometry(height, width, self.size, self.resize, self.crop_from)
+
+    def drawn(self, origin: Origin) -> Origin:
+        """The origin of an image with the draw that these options give it."""
+        draw = origin.draw or self.draw
+        return origin._replace(draw=(draw + self.view * _VIEW) % 2**64)
+
+    def region(self, header: Header, origin: Callable[[], Origin]) -> Region | None:
+        """Region of an image that is decoded; None if its header has an error.
+
+        ``origin`` is called if the region is random.
+        """
+        if header.error is not None or not header.height or not header.width:
+            return None
+        if self.augment is None:
+            return Region(0, 0, header.height, header.width)
+        return draw_region(self.augment, header.height, header.width, self.drawn(origin()))
+
+    def placement(self, header: Header, origin: Callable[[], Origin]) -> Placement | None:
+        """Place of an image's pixels in its decoded image; None if its header has an error."""
+        region = self.region(header, origin)
+        if region is None:
+            return None
+        shape = region.height, region.width
+        whole = ResizeGeometry(shape, shape, (0, 0))
+        geometry = whole if self.size is None else self.geometry(*shape)
+        return Placement((header.height or 0, header.width or 0), region, geometry)
 
     def read_header(self, data: LazyBytes) -> Header:
         """Read an image's header, with an error if these options refuse the image."""

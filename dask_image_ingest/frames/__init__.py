@@ -9,6 +9,7 @@ from dask_image_ingest.frames.arrow_types import (
     as_lists,
     bytes_of,
     has_type,
+    is_any_list,
     is_byte_list,
     is_bytes,
     is_list,
@@ -39,7 +40,7 @@ from dask_image_ingest.frames.choose import (
     without,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
-from dask_image_ingest.frames.nested_dtype import as_tensors, tensor_array
+from dask_image_ingest.frames.nested_dtype import as_tensors, one_chunk, tensor_array
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
@@ -84,6 +85,7 @@ __all__ = [
     "image_column",
     "image_columns",
     "index_columns",
+    "is_any_list",
     "is_byte_list",
     "is_bytes",
     "is_list",
@@ -93,6 +95,7 @@ __all__ = [
     "list_sizes",
     "map_block",
     "nesting",
+    "one_chunk",
     "pandas_type",
     "parse_type",
     "pixel_memory",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import dask
@@ -326,16 +325,9 @@ class Decode(AppendsColumns, PreservesRows):
         )
         if (unused and not drops_rows) or not needed_images:
             return type(parent)(self.frame, *parent.operands[1:])
-        images = tuple(
-            replace(
-                image,
-                error=image.error if image.error in wanted else None,
-                pixels=image.pixels and image.image in wanted,
-            )
-            for image in needed_images
-        )
-        # The error of an image needs its reference, too.
-        wanted = wanted.union(image.image for image in images)
+        images = tuple(image.selected(wanted) for image in needed_images)
+        # The error of an image needs its reference, too; boxes need their labels.
+        wanted = wanted.union(*(image.columns for image in images))
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == self.frame.columns and images == self.images:
             return None
