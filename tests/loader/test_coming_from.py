@@ -1,7 +1,9 @@
-"""The scripts of «Coming from …» for trainers: each row once an epoch, and a stopped run goes on."""
+"""Scripts of «Coming from …»: a trainer gets what it is used to, and a stopped run goes on."""
 
 from __future__ import annotations
 
+import io
+import json
 from collections.abc import Callable
 from pathlib import Path
 from runpy import run_path
@@ -11,6 +13,7 @@ import numpy as np
 import pytest
 from pages import blocks
 from PIL import Image
+from synthetic import write_shard
 
 import dask_image_ingest as dii
 
@@ -132,3 +135,47 @@ def test_accelerate_goes_on_in_the_middle_of_an_epoch(run, trained_on):
     assert_same(trained_on, two_epochs((0.5, 0.5)))
     assert names["seen"] == 51
     assert 0 <= names["accuracy"] <= 1
+
+
+def test_the_boxes_of_a_detector_are_where_the_objects_are(run, tmp_path):
+    write_boxed(tmp_path / "boxed")
+    names = run("Ultralytics")
+    losses = names["losses"]
+    assert np.mean(losses[-6:]) < np.mean(losses[:6])
+    boxes = 0
+    for batch in map(names["as_yolo"], names["loader"]):
+        assert batch["img"].shape[1:] == (3, 64, 64)
+        for number, box, label in zip(
+            batch["batch_idx"].int(), batch["bboxes"], batch["cls"][:, 0].int(), strict=True
+        ):
+            # The rectangle's colour is that of its class alone.
+            y, x = torch.nonzero(batch["img"][number, label] > 160, as_tuple=True)
+            expected = torch.tensor([x.min(), y.min(), x.max() + 1, y.max() + 1]) / 64
+            found = torch.cat([box[:2] - box[2:] / 2, box[:2] + box[2:] / 2])
+            assert (found - expected).abs().max() < 2 / 64
+            boxes += 1
+    assert boxes == 36
+
+
+def write_boxed(folder: Path) -> None:
+    """Grey images of 96 x 128, of which three of four have a rectangle of the class's colour."""
+    random = np.random.default_rng(0)
+    folder.mkdir()
+    for shard in range(3):
+        members: dict[str, bytes] = {}
+        for number in range(16):
+            pixels = random.integers(70, 100, (96, 128, 3), np.uint8)
+            boxes, classes = [], []
+            if number % 4:
+                (top, left), (height, width) = random.integers(4, 48, 2), random.integers(20, 40, 2)
+                boxes.append([left, top, left + width, top + height])
+                classes.append(number % 3)
+                pixels[top : top + height, left : left + width, number % 3] = 240
+            file = io.BytesIO()
+            Image.fromarray(pixels).save(file, "PNG")
+            told = {"boxes": np.array(boxes).tolist(), "classes": classes}
+            members |= {
+                f"{number}.png": file.getvalue(),
+                f"{number}.json": json.dumps(told).encode(),
+            }
+        write_shard(folder / f"{shard}.tar", members)
