@@ -35,11 +35,11 @@ def regions(placements: Sequence[Placement | None]) -> pa.StructArray:
 
 def parse_annotations(
     boxes: Any | None,
-    box_format: object,
+    box_format: BoxFormat,
     box_labels: Any | Sequence[Any] | None,
     min_visibility: object,
     points: Any | Sequence[Any] | None,
-    coordinates: object,
+    coordinates: Coordinates,
     decode: bool = True,
 ) -> Annotations | None:
     """Validate these arguments of a read; None without boxes and points.
@@ -76,7 +76,9 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
 
 def check_annotations(annotations: Annotations | None, types: Mapping[Any, pa.DataType]) -> None:
     """Raise `ArgumentError` if a column does not exist, or its type can't be that of its values."""
-    for name in annotations.columns if annotations else ():
+    if annotations is None:
+        return
+    for name in annotations.columns:
         if name not in types:
             field = str(name).removeprefix("json.")
             hint = f"json_fields={{{field!r}: 'list<list<float32>>'}} makes it of a JSON member; "
