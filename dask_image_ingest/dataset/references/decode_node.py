@@ -28,6 +28,7 @@ from dask_image_ingest.dataset.plan.columns import (
     AppendsColumns,
     AssignColumns,
     uses_columns,
+    value_sources,
 )
 from dask_image_ingest.dataset.plan.operations import (
     ROW_WISE,
@@ -333,6 +334,23 @@ class Decode(AppendsColumns, PreservesRows):
         frame = self.frame if needed == self.frame.columns else self.frame[needed]
         narrower = type(self)(frame, images, self.only, self.limit)
         return type(parent)(narrower, *parent.operands[1:])
+
+
+def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:
+    """(height, width, channels) of all images of a column; None for edges that may differ."""
+    shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
+    height, width, channels = (
+        edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
+    )
+    return height, width, channels
+
+
+def _shape_from(expr: dx.Expr, column: Hashable) -> ImageShape:
+    """Shape of the images that a source expression produces."""
+    shape = None
+    if isinstance(expr, Decode) and list(expr.columns).count(column) == 1:
+        shape = expr.shapes.get(column)
+    return shape or (None, None, None)
 
 
 def unfused(expr: dx.Expr) -> dx.Expr:
