@@ -35,7 +35,7 @@ class Log:
 
     def __init__(self, monkeypatch):
         self.lines, self.alive, self.most = [], weakref.WeakSet(), 0
-        self.before = lambda line: None  # called before a line is written
+        self.before = self.after = lambda line: None  # called where a line is written
         self._owners = {}
         self._lock = threading.Lock()
         decode, as_input = dali.DaliDecoder._decode, dali.DaliDecoder._as_input
@@ -75,6 +75,7 @@ class Log:
         self.before(line)
         with self._lock:
             self.lines.append(line)
+        self.after(line)
 
     def of(self, who):
         return [what for owner, what in self.lines if owner == who]
@@ -97,13 +98,14 @@ def test_a_partition_is_scanned_and_its_first_batch_made_while_another_is_decode
     log, ready = Log(monkeypatch), threading.Event()
 
     def before(line):
-        who, what = line
-        if what == "has a batch" and any(other != who for other, _ in log.lines):
-            ready.set()
-        if what == "was decoded":
+        if line[1] == "was decoded":
             until(ready)
 
-    log.before = before
+    def after(line):
+        if len({who for who, what in log.lines if what == "has a batch"}) == 2:
+            ready.set()
+
+    log.before, log.after = before, after
     assert len(read(shards[:2], 2)) == 2 * IMAGES
     first = next(who for who, what in log.lines if what == "is decoded")
     (other,) = {who for who, _ in log.lines} - {first}
