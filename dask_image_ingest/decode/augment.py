@@ -7,10 +7,13 @@ applies the steps.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+
+import numpy as np
 
 from dask_image_ingest.arguments import check_choice, is_whole, shown
 from dask_image_ingest.decode.buffers import Origin
@@ -128,7 +131,8 @@ class ColorJitter:
             "Hue": (self.hue, 0.0),
         }
         steps = []
-        for name, ((low, high), unchanged) in ranges.items():
+        for name, (given, unchanged) in ranges.items():
+            low, high = given if isinstance(given, tuple) else (given, given)
             place, number = next(numbers), next(numbers)
             if not low == high == unchanged:
                 steps.append((place, Step(name, (low + (high - low) * number,))))
@@ -270,11 +274,10 @@ class RandAugment:
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
         """Steps for an image of this height and width, from random numbers of [0, 1)."""
-        strength = self.magnitude / (self.num_magnitude_bins - 1)
-        steps = []
+        bins, steps = self.num_magnitude_bins, []
         for _ in range(self.num_ops):
             name = _RAND_AUGMENT[int(next(numbers) * len(_RAND_AUGMENT))]
-            steps.append(_step(name, strength, next(numbers) < 0.5, height, width))
+            steps.append(_step(name, self.magnitude, bins, next(numbers) < 0.5, height, width))
         return steps
 
 
@@ -351,31 +354,34 @@ class AutoAugment:
         steps = []
         for name, probability, bin in pair:
             taken, negative = next(numbers) < probability, next(numbers) < 0.5
-            steps.append(_step(name, bin / 9, negative, height, width) if taken else UNCHANGED)
+            steps.append(_step(name, bin, 10, negative, height, width) if taken else UNCHANGED)
         return steps
 
 
-def _step(name: str, strength: float, negative: bool, height: int, width: int) -> Step:
-    """Operation of torchvision's ``_apply_op`` at a strength of 0 to 1."""
+def _step(name: str, bin: int, bins: int, negative: bool, height: int, width: int) -> Step:
+    """Operation of torchvision's ``_apply_op``, with the magnitude of its table."""
     if name == "Posterize":
-        return Step(name, (8 - round(4 * strength),))
+        return Step(name, (8 - round(4 * bin / (bins - 1)),))
     if name == "Solarize":
-        return Step(name, (255 - 255 * strength,))
+        return Step(name, (_spaced(255, 0, bin, bins),))
     if name not in (*_MOVED, *_ENHANCED):
         return Step(name)
-    signed = -strength if negative else strength
+    most = {"Rotate": 30, "ShearX": 0.3, "ShearY": 0.3}.get(name, 0.9)
+    if name.startswith("Translate"):
+        most = 150 / 331 * (width if name == "TranslateX" else height)
+    signed = _spaced(0, most, bin, bins) * (-1 if negative else 1)
     if name in _ENHANCED:
-        return Step(name, (1 + 0.9 * signed,))
+        return Step(name, (1 + signed,))
     if name == "ShearX":
-        return Step("Affine", (1, 0.3 * signed, 0, 0, 1, 0))
+        return Step("Affine", (1, math.tan(math.atan(signed)), 0, 0, 1, 0))
     if name == "ShearY":
-        return Step("Affine", (1, 0, 0, 0.3 * signed, 1, 0))
+        return Step("Affine", (1, 0, 0, math.tan(math.atan(signed)), 1, 0))
     if name == "TranslateX":
-        return Step("Affine", (1, 0, -int(150 / 331 * width * signed), 0, 1, 0))
+        return Step("Affine", (1, 0, -int(signed), 0, 1, 0))
     if name == "TranslateY":
-        return Step("Affine", (1, 0, 0, 0, 1, -int(150 / 331 * height * signed)))
+        return Step("Affine", (1, 0, 0, 0, 1, -int(signed)))
     # About the centre, as Pillow's ``rotate``.
-    angle = -math.radians(30 * signed)
+    angle = -math.radians(signed)
     cos, sin = math.cos(angle), math.sin(angle)
     across, down = width / 2, height / 2
     return Step(
@@ -385,6 +391,15 @@ def _step(name: str, strength: float, negative: bool, height: int, width: int) -
             *(-sin, cos, down + sin * across - cos * down),
         ),
     )
+
+
+@functools.lru_cache(maxsize=4096)
+def _spaced(first: float, last: float, number: int, count: int) -> float:
+    """One of so many evenly spaced numbers, as ``torch.linspace`` rounds it."""
+    step = float((np.float32(last) - np.float32(first)) / np.float32(count - 1))
+    if number < count // 2:
+        return float(np.float32(float(np.float32(first)) + step * number))
+    return float(np.float32(float(np.float32(last)) - step * (count - 1 - number)))
 
 
 #: Augmentations of decoded pixels, which follow the crop and the resize.
@@ -427,7 +442,7 @@ def parse_augment(augment: object) -> tuple[RandomResizedCrop | None, tuple[Pixe
     for one in augment if isinstance(augment, (list, tuple)) else [augment]:
         if isinstance(one, str) and one in _BY_NAME:
             parsed.append(_BY_NAME[one]())
-        elif isinstance(one, (*_BY_NAME.values(), ColorJitter)):
+        elif isinstance(one, (RandomResizedCrop, PixelAugment)):
             parsed.append(one)
         else:
             raise ArgumentError(

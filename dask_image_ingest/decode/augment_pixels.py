@@ -6,9 +6,11 @@ operators there. A GPU has them within the bounds that the guide tells.
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from math import ceil
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
@@ -81,21 +83,41 @@ class PixelAugments:
 
 def apply_steps(image: np.ndarray, steps: Steps) -> np.ndarray:
     """The steps applied to an array (height, width, channels) on a CPU."""
-    steps = [(step, augment) for step, augment in steps if step != UNCHANGED]
-    if all(step.operation == "Flip" for step, _ in steps):  # any number of channels, of any type
-        return _mirrored(image) if len(steps) % 2 else image
+    some = (step for step in steps if step[0] != UNCHANGED)
+    for operation, same in itertools.groupby(some, lambda step: _ON_ARRAYS.get(step[0].operation)):
+        if operation is None:
+            image = _by_pillow(image, same)
+        else:  # without a copy to Pillow and back, and of values of any type
+            for step, augment in same:
+                image = operation(image, step, augment)
+    return image
+
+
+def _by_pillow(image: np.ndarray, steps: Iterable[tuple[Step, PixelAugment]]) -> np.ndarray:
     pixels = Image.fromarray(image if image.shape[2] > 1 else image[..., 0])
     for step, augment in steps:
         pixels = _applied(pixels, step, augment)
     return np.asarray(pixels).reshape(image.shape)
 
 
-def _mirrored(image: np.ndarray) -> np.ndarray:
+def _erased(image: np.ndarray, step: Step, augment: PixelAugment) -> np.ndarray:
+    assert isinstance(augment, RandomErasing)
+    top, left, height, width = map(int, step.values)
+    erased = image.copy()
+    erased[top : top + height, left : left + width] = np.broadcast_to(augment.value, 3)[
+        : image.shape[2]
+    ]
+    return erased
+
+
+def _mirrored(image: np.ndarray, step: Step, augment: PixelAugment) -> np.ndarray:
     mirrored = np.empty_like(image)
     for channel in range(image.shape[2]):  # at once it takes twelve times as long
         mirrored[..., channel] = image[:, ::-1, channel]
     return mirrored
 
+
+_ON_ARRAYS: Final = {"Flip": _mirrored, "Erase": _erased}
 
 _ENHANCERS: Final = {
     "Brightness": ImageEnhance.Brightness,
@@ -105,7 +127,6 @@ _ENHANCERS: Final = {
 }
 
 _UNPARAMETERED: Final[dict[str, Callable[[Image.Image], Image.Image]]] = {
-    "Flip": ImageOps.mirror,
     "AutoContrast": ImageOps.autocontrast,
     "Equalize": ImageOps.equalize,
     "Invert": ImageOps.invert,
@@ -122,14 +143,9 @@ def _applied(pixels: Image.Image, step: Step, augment: PixelAugment) -> Image.Im
     if name == "Posterize":
         return ImageOps.posterize(pixels, int(values[0]))
     if name == "Solarize":
-        return ImageOps.solarize(pixels, values[0])
+        return ImageOps.solarize(pixels, ceil(values[0]))
     if name == "Hue":
         return _with_hue(pixels, values[0])
-    if isinstance(augment, RandomErasing):
-        top, left, height, width = map(int, values)
-        value = augment.value[0] if pixels.mode == "L" else augment.value
-        pixels.paste(value, (left, top, left + width, top + height))
-        return pixels
     assert isinstance(augment, (RandAugment, AutoAugment))
     nearest = augment.interpolation == "nearest"
     filter = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
