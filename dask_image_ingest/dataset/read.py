@@ -150,9 +150,12 @@ def read_webdataset_images(
         the edges of ``size``: ``size=224, resize="crop", crop_from=256`` is torchvision's
         ``Resize(256)`` and ``CenterCrop(224)``. By default the image just covers ``size``.
     augment
-        ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
-        region of each image is decoded, resized to ``size`` and mirrored at random. All image
-        columns of a sample get the same region, in proportion to their own height and width.
+        An augmentation, or a list of them. ``"random_resized_crop"`` or a
+        :class:`RandomResizedCrop` comes first: a random region of each image is decoded, resized to
+        ``size`` and mirrored at random. After the resize follow, in the order of the list,
+        ``"random_horizontal_flip"``, ``"rand_augment"``, ``"auto_augment"``, ``"random_erasing"``,
+        or their classes with other numbers, and a :class:`ColorJitter`. All image columns of a
+        sample get the same numbers; labels and stored values follow what moves pixels only.
     transform
         A function of DALI operators, from images to uint8 images of layout HWC. Runs after the
         resize.
