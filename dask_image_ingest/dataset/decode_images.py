@@ -162,7 +162,7 @@ def decode_images(
     advice = "pass the number of the view, from 0"
     decoding = replace(decoding, view=whole_number("view", view, 0, advice, most=2**31))
     annotations = parse_annotations(
-        boxes, box_format, box_labels, min_visibility, points, coordinates
+        boxes, box_format, box_labels, min_visibility, points, coordinates, decoding
     )
     if annotations is not None:
         known = [name for name in annotations.columns if name in meta.columns]
@@ -175,7 +175,7 @@ def decode_images(
             decoding,
             errors,
             storage_options,
-            region=None if decoding.augment is None else region_field(name),
+            region=region_field(name) if decoding.has_random_region else None,
             annotations=None if number else annotations,
         )
         for number, name in enumerate(references or (into,))

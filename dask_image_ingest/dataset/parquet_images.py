@@ -176,8 +176,9 @@ def read_parquet_images(
         device=backend_.device,
         max_pixels=max_pixels,
     )
+    decoding = images[0].decoding if decode else None
     annotations = parse_annotations(
-        boxes, box_format, box_labels, min_visibility, points, coordinates, decode
+        boxes, box_format, box_labels, min_visibility, points, coordinates, decoding
     )
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths

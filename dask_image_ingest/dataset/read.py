@@ -164,12 +164,16 @@ def read_webdataset_images(
         the edges of ``size``: ``size=224, resize="crop", crop_from=256`` is torchvision's
         ``Resize(256)`` and ``CenterCrop(224)``. By default the image just covers ``size``.
     augment
-        ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
-        region of each image is decoded, resized to ``size`` and mirrored at random. The column
-        ``image.region`` tells it: struct<top, left, height, width: int32, flipped: bool>, in pixels
-        of the upright image. Columns of different members, as an image and its mask, get the same
-        region, in proportion to their own height and width; the second column of one member gets
-        another, which the second column of other members gets too.
+        An augmentation, or a list of them. ``"random_resized_crop"`` or a
+        :class:`RandomResizedCrop` comes first: a random region of each image is decoded, resized to
+        ``size`` and mirrored at random. After the resize follow, in the order of the list,
+        ``"random_horizontal_flip"``, ``"rand_augment"``, ``"auto_augment"``, ``"random_erasing"``,
+        or their classes with other numbers, and a :class:`ColorJitter`. All image columns of a
+        sample that come from different members, such as an image and its mask, get the same
+        numbers, and regions in proportion to their own height and width; the second column of one
+        member gets others, and so does the second of other members. Labels and stored values follow
+        what moves pixels only. With a crop or a flip, the column ``image.region`` tells both:
+        struct<top, left, height, width: int32, flipped: bool>, in pixels of the upright image.
     boxes
         A column of boxes of the image column ``image``: a list of lists whose first four numbers
         are a box of the upright image, such as ``"json.boxes"`` of
@@ -322,8 +326,9 @@ def read_webdataset_images(
         max_pixels=max_pixels,
         scaled_decode=scaled_decode,
     )
+    decoding = images[0].decoding if decode else None
     annotations = parse_annotations(
-        boxes, box_format, box_labels, min_visibility, points, coordinates, decode
+        boxes, box_format, box_labels, min_visibility, points, coordinates, decoding
     )
     largest = parse_partition_size(partition_size, backend_)
     together = parse_shards_per_partition(shards_per_partition, largest)

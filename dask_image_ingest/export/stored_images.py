@@ -154,7 +154,7 @@ def _changed_by(decode: Decode, decoding: DecodeSpec) -> str | None:
     options = [
         *["size="] * (decoding.size is not None),
         *["mode="] * (decoding.mode == "L"),
-        *["augment="] * (decoding.augment is not None),
+        *["augment="] * decoding.is_augmented,
         *["transform="] * (decoding.transform is not None),
     ]
     return f"{operation_name(decode)} with {', '.join(options)}" if options else None

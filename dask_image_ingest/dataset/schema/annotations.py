@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import check_choice, list_of_names, shown
 from dask_image_ingest.dataset.schema.columns import REGION
-from dask_image_ingest.decode import Placement, Placements
+from dask_image_ingest.decode import DecodeSpec, Placement, Placements
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_any_list, is_list, is_number, one_chunk
 from dask_image_ingest.typedefs import DataFrame
@@ -40,11 +40,11 @@ def parse_annotations(
     min_visibility: object,
     points: Any | Sequence[Any] | None,
     coordinates: Coordinates,
-    decode: bool = True,
+    decoding: DecodeSpec | None,
 ) -> Annotations | None:
     """Validate these arguments of a read; None without boxes and points.
 
-    They are refused if the read does not ``decode``.
+    They are refused if ``decoding`` is None, or if it turns and shears images.
 
     Raises
     ------
@@ -65,8 +65,13 @@ def parse_annotations(
         raise ArgumentError(f"boxes={shown(boxes)} is one of points= or box_labels=, too")
     if boxes is None and not places:
         return None
-    if not decode:
+    if decoding is None:
         raise ArgumentError("boxes= and points= follow a decode: pass them to decode_images")
+    if decoding.is_distorted:
+        raise ArgumentError(
+            "boxes= and points= follow crops, resizes and flips, not the rotations and shears of "
+            "RandAugment and AutoAugment: leave these out of augment="
+        )
     return Annotations(boxes, box_format, labels, float(share), places, coordinates)
 
 

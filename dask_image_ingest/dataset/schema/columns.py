@@ -351,5 +351,5 @@ class ImageMember:
 
 
 def augmented(images: Iterable[ImageMember]) -> tuple[str, ...]:
-    """The image columns that show a random region."""
-    return tuple(member.column for member in images if member.decoding.augment is not None)
+    """The image columns that show a random region, or are mirrored at random."""
+    return tuple(member.column for member in images if member.decoding.has_random_region)
