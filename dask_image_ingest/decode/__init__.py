@@ -41,6 +41,7 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
+from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import RandomResizedCrop
 from dask_image_ingest.decode.resize import Interpolation, ResizedImage, resized_cubic
@@ -63,6 +64,8 @@ __all__ = [
     "Origin",
     "PixelBuffer",
     "Pixels",
+    "Placement",
+    "Placements",
     "RandAugment",
     "RandomErasing",
     "RandomHorizontalFlip",

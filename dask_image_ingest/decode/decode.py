@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import tee
@@ -14,7 +14,7 @@ import numpy as np
 from dask_image_ingest.client import refuse_other_version
 from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode import crash_log
-from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
+from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -58,8 +58,6 @@ def decode(
     """
     refuse_other_version(decoding.version)
     images = _without_crashers(images)
-    if decoding.draw:
-        images = replace(images, origin=_with_draw(images.origin, decoding.draw))
     with crash_log.in_progress(_partition_name(images, decoding)) as crashed_before:
         if crashed_before:
             pixels = decode_guarded(images, decoding, buffer)
@@ -69,14 +67,6 @@ def decode(
     count(DECODED, len(images) - bad)
     count(BAD, bad)
     return pixels
-
-
-def _with_draw(origin: Callable[[int], Origin], draw: int) -> Callable[[int], Origin]:
-    def drawn(row: int) -> Origin:
-        found = origin(row)
-        return found if found.draw else found._replace(draw=draw)
-
-    return drawn
 
 
 def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:
@@ -127,7 +117,7 @@ def decode_in_batches(
             if decoding.resized_here:
                 decoded = _resized(decoded, rows, batch, decoding)
             if rows and (dali.augments or dali.transform):
-                origins = [images.origin(row) for row in rows]
+                origins = [decoding.drawn(images.origin(row)) for row in rows]
             if rows and dali.augments is not None:
                 decoded = dali.augments.run(decoded, origins)
             if rows and dali.transform is not None:

@@ -19,11 +19,14 @@ from dask_image_ingest.decode.augment import (
     PixelAugment,
     RandAugment,
     RandomHorizontalFlip,
+    draw_steps,
     parse_augment,
 )
+from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.decode.random_crop import RandomResizedCrop
+from dask_image_ingest.decode.placement import Placement
+from dask_image_ingest.decode.random_crop import RandomResizedCrop, Region, draw_region
 from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
@@ -39,6 +42,9 @@ LARGEST_IMAGE = 2**31 - 1
 LARGEST_SIZE = 2**15 - 1
 
 _HW_LOAD = "image-ingest.hw-decoder-load"
+
+# Distance of the draws of two views, odd so that all differ; another one than that of repetitions.
+_VIEW = 0xD1B54A32D192ED03
 
 # Most bytes of a raw value by format; 4 for formats not listed, TIFF and PNM.
 _RAW_BYTES = {"jpeg": 1, "webp": 1, "bmp": 1, "gif": 1, "png": 2}
@@ -86,6 +92,8 @@ class DecodeSpec:
         Augmentations of the decoded and resized pixels, in order.
     draw : int
         `Origin.draw` of all images that have none of their own.
+    view : int
+        Number of this image among those of a sample that are to differ: each draws for itself.
     token : str
         Dask token of all options.
     transform_code : str
@@ -107,6 +115,7 @@ class DecodeSpec:
     interpolation: Interpolation = "bilinear"
     crop_from: int | None = None
     pixel_augments: tuple[PixelAugment, ...] = ()
+    view: int = 0
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
@@ -130,6 +139,8 @@ class DecodeSpec:
             options.append(self.pixel_augments)
         if self.draw:
             options.append(("draw", self.draw))
+        if self.view:
+            options.append(("view", self.view))
         transform: str | None = None
         code = ""
         if self.transform is not None:
@@ -173,6 +184,17 @@ class DecodeSpec:
         return self.augment is not None or bool(self.pixel_augments)
 
     @property
+    def flips(self) -> bool:
+        """True if images are mirrored after their resize."""
+        return any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
+
+    @property
+    def moves(self) -> PixelAugment | None:
+        """The first augmentation that turns, shears or shifts pixels; None without."""
+        moving = (one for one in self.pixel_augments if isinstance(one, (RandAugment, AutoAugment)))
+        return next(moving, None)
+
+    @property
     def shape(self) -> ImageShape:
         """Shape of every decoded image, as far as these options determine it."""
         if self.transform is not None or self.mode == "raw":
@@ -200,6 +222,36 @@ class DecodeSpec:
         """Geometry of the resize of an image, or a region, of this height and width."""
         assert self.size is not None
         return resize_geometry(height, width, self.size, self.resize, self.crop_from)
+
+    def drawn(self, origin: Origin) -> Origin:
+        """The origin of an image with the draw that these options give it."""
+        draw = origin.draw or self.draw
+        return origin._replace(draw=(draw + self.view * _VIEW) % 2**64)
+
+    def region(self, header: Header, origin: Callable[[], Origin]) -> Region | None:
+        """Region of an image that is decoded; None if its header has an error.
+
+        ``origin`` is called if the region is random.
+        """
+        if header.error is not None or not header.height or not header.width:
+            return None
+        if self.augment is None:
+            return Region(0, 0, header.height, header.width)
+        return draw_region(self.augment, header.height, header.width, self.drawn(origin()))
+
+    def placement(self, header: Header, origin: Callable[[], Origin]) -> Placement | None:
+        """Place of an image's pixels in its decoded image; None if its header has an error."""
+        region = self.region(header, origin)
+        if region is None:
+            return None
+        shape = region.height, region.width
+        whole = ResizeGeometry(shape, shape, (0, 0))
+        geometry = whole if self.size is None else self.geometry(*shape)
+        if self.flips:
+            drawn = draw_steps(self.pixel_augments, *geometry.shape, self.drawn(origin()))
+            flips = sum(step.operation == "Flip" for steps in drawn for step in steps)
+            region = region._replace(mirrored=region.mirrored != bool(flips % 2))
+        return Placement((header.height or 0, header.width or 0), region, geometry)
 
     def read_header(self, data: LazyBytes) -> Header:
         """Read an image's header, with an error if these options refuse the image."""

@@ -169,9 +169,10 @@ def _decode_rows(
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
 ) -> DataFrame:
-    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)[
-        list(rows.columns)
-    ]
+    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)
+    # In the order of the rows: on another backend, what is decoded comes last.
+    names = dict.fromkeys([*rows.columns, *decoded.columns])
+    decoded = decoded[[name for name in names if name in decoded.columns]]
     return (decoded if steps is None else steps.function(decoded))[list(columns)]
 
 
