@@ -137,7 +137,7 @@ def test_torchvision_itself_gives_the_same_pixels():
 
     auto = autoaugment.AutoAugment()
     policy = [[(name, p, bin or 0) for name, p, bin in pair] for pair in auto.policies]
-    assert policy == [list(pair) for pair in ours._IMAGENET]
+    assert policy == [list(pair) for pair in ours._POLICY]
     spaces = {
         31: autoaugment.RandAugment()._augmentation_space(31, (HEIGHT, WIDTH)),
         10: auto._augmentation_space(10, (HEIGHT, WIDTH)),
