@@ -162,12 +162,13 @@ def decode_images(
     advice = "pass the number of the view, from 0"
     decoding = replace(decoding, view=whole_number("view", view, 0, advice, most=2**31))
     annotations = parse_annotations(
-        boxes, box_format, box_labels, min_visibility, points, coordinates, decoding
+        boxes, box_format, box_labels, min_visibility, points, coordinates
     )
     if annotations is not None:
         known = [name for name in annotations.columns if name in meta.columns]
         schema = backend_of(meta).to_arrow(meta[known]).schema
-        check_annotations(annotations, dict(zip(schema.names, schema.types, strict=True)))
+        types = dict(zip(schema.names, schema.types, strict=True))
+        check_annotations(annotations, types, decoding)
     images = tuple(
         ColumnDecode(
             name,
@@ -175,7 +176,7 @@ def decode_images(
             decoding,
             errors,
             storage_options,
-            region=region_field(name) if decoding.has_random_region else None,
+            region=region_field(name) if decoding.augment or decoding.flips else None,
             annotations=None if number else annotations,
         )
         for number, name in enumerate(references or (into,))

@@ -326,9 +326,8 @@ def read_webdataset_images(
         max_pixels=max_pixels,
         scaled_decode=scaled_decode,
     )
-    decoding = images[0].decoding if decode else None
     annotations = parse_annotations(
-        boxes, box_format, box_labels, min_visibility, points, coordinates, decoding
+        boxes, box_format, box_labels, min_visibility, points, coordinates, decode
     )
     largest = parse_partition_size(partition_size, backend_)
     together = parse_shards_per_partition(shards_per_partition, largest)
@@ -366,7 +365,7 @@ def read_webdataset_images(
                 if added is None:
                     shards = [replace(shard, sidecar=None) for shard in shards]
                 schema = replace(schema, sidecar=added or ())
-                check_annotations(annotations, schema.types)
+                check_annotations(annotations, schema.types, images[0].decoding)
                 selected, predicate = asked_for(schema, columns, filters, decode)
                 first.warn_of_unknown(schema, extensions)
                 partitions = make_partitions(shards, first, options, largest, together, indexes)

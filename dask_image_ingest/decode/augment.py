@@ -67,7 +67,8 @@ class RandomHorizontalFlip:
     operations: ClassVar[frozenset[str]] = frozenset({"Flip"})
 
     def __post_init__(self) -> None:
-        _check_probability(self, self.p)
+        if not 0 <= self.p <= 1:
+            raise _refused(self, "p", "a probability, 0 to 1")
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
         """Steps for an image of this height and width, from random numbers of [0, 1)."""
@@ -96,9 +97,7 @@ class ColorJitter:
 
     Examples
     --------
-    >>> jitter = ColorJitter(brightness=0.4, contrast=0.4, saturation=0.4, hue=0.1)
-    >>> augment = ["random_resized_crop", jitter]
-    >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224, augment=augment)
+    >>> augment = ["random_resized_crop", ColorJitter(0.4, 0.4, 0.4, hue=0.1)]
     """
 
     brightness: Range = 0
@@ -116,10 +115,9 @@ class ColorJitter:
             if not isinstance(given, Sequence) and name != "hue":
                 low = max(low, least)
             if not least <= low <= high <= most or high == math.inf:
-                raise ArgumentError(
-                    f"ColorJitter({name}={shown(given)}): pass a number of at least 0, or (low, "
-                    f"high) with {least} <= low <= high{f' <= {most}' if name == 'hue' else ''}"
-                )
+                limit = " <= 0.5" if name == "hue" else ""
+                expected = f"a number from 0, or (low, high), {least} <= low <= high{limit}"
+                raise _refused(self, name, expected)
             object.__setattr__(self, name, (float(low), float(high)))
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
@@ -165,7 +163,6 @@ class RandomErasing:
     Examples
     --------
     >>> augment = ["random_resized_crop", RandomErasing(p=0.25, value=(124, 116, 104))]
-    >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224, augment=augment)
     """
 
     p: float = 0.5
@@ -176,21 +173,17 @@ class RandomErasing:
     operations: ClassVar[frozenset[str]] = frozenset({"Erase"})
 
     def __post_init__(self) -> None:
-        _check_probability(self, self.p)
+        if not 0 <= self.p <= 1:
+            raise _refused(self, "p", "a probability, 0 to 1")
         for name, highest in ("scale", 1.0), ("ratio", math.inf):
             low, high = getattr(self, name)
             if not 0 < low <= high <= highest:
-                raise ArgumentError(
-                    f"RandomErasing({name}={shown((low, high))}): pass (low, high), "
-                    f"0 < low <= high{' <= 1' if highest == 1 else ''}"
-                )
+                limit = " <= 1" if name == "scale" else ""
+                raise _refused(self, name, f"(low, high), 0 < low <= high{limit}")
             object.__setattr__(self, name, (float(low), float(high)))
         values = self.value if isinstance(self.value, Sequence) else [self.value] * 3
         if len(values) != 3 or not all(map(_is_value, values)):
-            raise ArgumentError(
-                f"RandomErasing(value={shown(self.value)}): pass a whole number from 0 to 255, or "
-                "(red, green, blue)"
-            )
+            raise _refused(self, "value", "a whole number, 0 to 255, or (red, green, blue)")
         object.__setattr__(self, "value", tuple(map(int, values)))
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
@@ -248,7 +241,6 @@ class RandAugment:
     Examples
     --------
     >>> augment = ["random_resized_crop", RandAugment(magnitude=7)]
-    >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224, augment=augment)
     """
 
     num_ops: int = 2
@@ -267,9 +259,7 @@ class RandAugment:
         ):
             given = getattr(self, name)
             if not is_whole(given) or not least <= given <= most:
-                raise ArgumentError(
-                    f"RandAugment({name}={shown(given)}): pass a whole number, {least} to {most}"
-                )
+                raise _refused(self, name, f"a whole number, {least} to {most}")
         _check_moves(self)
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
@@ -281,36 +271,22 @@ class RandAugment:
         return steps
 
 
-# An operation, its probability, and its strength from 0 to 9. See `AutoAugment`.
-_Choice: TypeAlias = tuple[str, float, int]
-
-_IMAGENET: Final[tuple[tuple[_Choice, _Choice], ...]] = (
-    (("Posterize", 0.4, 8), ("Rotate", 0.6, 9)),
-    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
-    (("Equalize", 0.8, 0), ("Equalize", 0.6, 0)),
-    (("Posterize", 0.6, 7), ("Posterize", 0.6, 6)),
-    (("Equalize", 0.4, 0), ("Solarize", 0.2, 4)),
-    (("Equalize", 0.4, 0), ("Rotate", 0.8, 8)),
-    (("Solarize", 0.6, 3), ("Equalize", 0.6, 0)),
-    (("Posterize", 0.8, 5), ("Equalize", 1.0, 0)),
-    (("Rotate", 0.2, 3), ("Solarize", 0.6, 8)),
-    (("Equalize", 0.6, 0), ("Posterize", 0.4, 6)),
-    (("Rotate", 0.8, 8), ("Color", 0.4, 0)),
-    (("Rotate", 0.4, 9), ("Equalize", 0.6, 0)),
-    (("Equalize", 0.0, 0), ("Equalize", 0.8, 0)),
-    (("Invert", 0.6, 0), ("Equalize", 1.0, 0)),
-    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-    (("Rotate", 0.8, 8), ("Color", 1.0, 2)),
-    (("Color", 0.8, 8), ("Solarize", 0.8, 7)),
-    (("Sharpness", 0.4, 7), ("Invert", 0.6, 0)),
-    (("ShearX", 0.6, 5), ("Equalize", 1.0, 0)),
-    (("Color", 0.4, 0), ("Equalize", 0.6, 0)),
-    (("Equalize", 0.4, 0), ("Solarize", 0.2, 4)),
-    (("Solarize", 0.6, 5), ("AutoContrast", 0.6, 0)),
-    (("Invert", 0.6, 0), ("Equalize", 1.0, 0)),
-    (("Color", 0.6, 4), ("Contrast", 1.0, 8)),
-    (("Equalize", 0.8, 0), ("Equalize", 0.6, 0)),
-)
+# Pairs of an operation, its probability in tenths, and its strength from 0 to 9.
+_IMAGENET: Final = """
+Posterize 4 8, Rotate 6 9; Solarize 6 5, AutoContrast 6 0; Equalize 8 0, Equalize 6 0
+Posterize 6 7, Posterize 6 6; Equalize 4 0, Solarize 2 4; Equalize 4 0, Rotate 8 8
+Solarize 6 3, Equalize 6 0; Posterize 8 5, Equalize 10 0; Rotate 2 3, Solarize 6 8
+Equalize 6 0, Posterize 4 6; Rotate 8 8, Color 4 0; Rotate 4 9, Equalize 6 0
+Equalize 0 0, Equalize 8 0; Invert 6 0, Equalize 10 0; Color 6 4, Contrast 10 8
+Rotate 8 8, Color 10 2; Color 8 8, Solarize 8 7; Sharpness 4 7, Invert 6 0
+ShearX 6 5, Equalize 10 0; Color 4 0, Equalize 6 0; Equalize 4 0, Solarize 2 4
+Solarize 6 5, AutoContrast 6 0; Invert 6 0, Equalize 10 0; Color 6 4, Contrast 10 8
+Equalize 8 0, Equalize 6 0
+"""
+_POLICY: Final = [
+    [(name, int(tenths) / 10, int(bin)) for name, tenths, bin in map(str.split, pair.split(","))]
+    for pair in _IMAGENET.strip().replace("\n", ";").split(";")
+]
 
 
 @dataclass(frozen=True)
@@ -335,14 +311,13 @@ class AutoAugment:
     Examples
     --------
     >>> augment = ["random_resized_crop", "auto_augment"]
-    >>> ddf = read_webdataset_images("train-{000..003}.tar", size=224, augment=augment)
     """
 
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     fill: int = 0
 
-    operations: ClassVar[frozenset[str]] = (
-        frozenset({"Affine", "Identity"} | {choice[0] for pair in _IMAGENET for choice in pair})
+    operations: ClassVar[frozenset[str]] = frozenset(
+        {"Affine"} | {name for pair in _POLICY for name, *_ in pair}
     ) - {*_MOVED}
 
     def __post_init__(self) -> None:
@@ -350,7 +325,7 @@ class AutoAugment:
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
         """Steps for an image of this height and width, from random numbers of [0, 1)."""
-        pair = _IMAGENET[int(next(numbers) * len(_IMAGENET))]
+        pair = _POLICY[int(next(numbers) * len(_POLICY))]
         steps = []
         for name, probability, bin in pair:
             taken, negative = next(numbers) < probability, next(numbers) < 0.5
@@ -476,19 +451,16 @@ def draw_steps(
     return drawn
 
 
-def _check_probability(augment: object, p: float) -> None:
-    if not 0 <= p <= 1:
-        name = type(augment).__name__
-        raise ArgumentError(f"{name}(p={shown(p)}): pass a probability, 0 to 1")
-    object.__setattr__(augment, "p", float(p))
-
-
 def _check_moves(augment: RandAugment | AutoAugment) -> None:
     check_choice("interpolation", augment.interpolation, ("nearest", "bilinear"))
     if not _is_value(augment.fill):
-        name = type(augment).__name__
-        raise ArgumentError(f"{name}(fill={shown(augment.fill)}): pass a whole number, 0 to 255")
+        raise _refused(augment, "fill", "a whole number, 0 to 255")
 
 
 def _is_value(value: object) -> bool:
     return is_whole(value) and 0 <= value <= 255
+
+
+def _refused(augment: PixelAugment, name: str, expected: str) -> ArgumentError:
+    given = shown(getattr(augment, name))
+    return ArgumentError(f"{type(augment).__name__}({name}={given}): pass {expected}")

@@ -114,8 +114,8 @@ class DecodeSpec:
     draw: int = 0
     interpolation: Interpolation = "bilinear"
     crop_from: int | None = None
-    view: int = 0
     pixel_augments: tuple[PixelAugment, ...] = ()
+    view: int = 0
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
@@ -184,15 +184,15 @@ class DecodeSpec:
         return self.augment is not None or bool(self.pixel_augments)
 
     @property
-    def has_random_region(self) -> bool:
-        """True if a crop or a flip of an image is random."""
-        flips = any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
-        return self.augment is not None or flips
+    def flips(self) -> bool:
+        """True if images are mirrored after their resize."""
+        return any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
 
     @property
-    def is_distorted(self) -> bool:
-        """True if pixels are moved by more than a crop, a resize and a flip."""
-        return any(isinstance(one, (RandAugment, AutoAugment)) for one in self.pixel_augments)
+    def moves(self) -> PixelAugment | None:
+        """The first augmentation that turns, shears or shifts pixels; None without."""
+        moving = (one for one in self.pixel_augments if isinstance(one, (RandAugment, AutoAugment)))
+        return next(moving, None)
 
     @property
     def shape(self) -> ImageShape:
@@ -247,11 +247,10 @@ class DecodeSpec:
         shape = region.height, region.width
         whole = ResizeGeometry(shape, shape, (0, 0))
         geometry = whole if self.size is None else self.geometry(*shape)
-        flips = [one for one in self.pixel_augments if isinstance(one, RandomHorizontalFlip)]
-        if flips:
-            steps = draw_steps(flips, *geometry.shape, self.drawn(origin()))
-            flipped = sum(step.operation == "Flip" for (step,) in steps) % 2 == 1
-            region = region._replace(mirrored=region.mirrored != flipped)
+        if self.flips:
+            drawn = draw_steps(self.pixel_augments, *geometry.shape, self.drawn(origin()))
+            flips = sum(step.operation == "Flip" for steps in drawn for step in steps)
+            region = region._replace(mirrored=region.mirrored != bool(flips % 2))
         return Placement((header.height or 0, header.width or 0), region, geometry)
 
     def read_header(self, data: LazyBytes) -> Header:

@@ -292,7 +292,7 @@ def test_what_is_no_box_is_null_and_costs_one_row(tmp_path):
         ({"boxes": "json", "box_labels": None}, "lists of four numbers"),
         ({"boxes": "json.points"}, "is one of points="),
         ({"box_labels": "__key__"}, "an item for each box"),
-        ({"augment": "rand_augment"}, "leave these out"),
+        ({"augment": "rand_augment"}, "leave one of them out"),
         ({"decode": False}, "pass them to decode_images"),
         ({"points": "__key__"}, "lists of two numbers"),
     ],

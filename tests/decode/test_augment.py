@@ -137,7 +137,7 @@ def test_torchvision_itself_gives_the_same_pixels():
 
     auto = autoaugment.AutoAugment()
     policy = [[(name, p, bin or 0) for name, p, bin in pair] for pair in auto.policies]
-    assert policy == [list(pair) for pair in ours._IMAGENET]
+    assert policy == [list(pair) for pair in ours._POLICY]
     spaces = {
         31: autoaugment.RandAugment()._augmentation_space(31, (HEIGHT, WIDTH)),
         10: auto._augmentation_space(10, (HEIGHT, WIDTH)),
@@ -295,6 +295,49 @@ def test_a_flip_alone_goes_with_every_size_and_mode(shard, options):
         assert same or np.array_equal(before[:, ::-1], after)
         turned += not same
     assert 8 < turned < 32
+
+
+def test_boxes_and_the_region_follow_a_flip(shard):
+    """A bright rectangle in each image, and its box."""
+    members = {}
+    for number in range(20):
+        pixels = np.zeros((80, 100, 3), np.uint8)
+        pixels[20:60, 10:30] = 255
+        members[f"{number:02}.png"] = save(Image.fromarray(pixels), "PNG")
+        members[f"{number:02}.json"] = b'{"boxes": [[10, 20, 30, 60]]}'
+    path = write_tar(shard.replace("a.tar", "boxes.tar"), members)
+    for options in (
+        {"size": None, "augment": "random_horizontal_flip"},
+        {"size": (41, 50), "resize": "pad", "augment": ["random_horizontal_flip", JITTER]},
+        {"size": (80, 100), "augment": ["random_resized_crop", "random_horizontal_flip"]},
+    ):
+        frame = dii.read_webdataset_images(
+            path,
+            image="png",
+            json_fields={"boxes": "list<list<float32>>"},
+            boxes="json.boxes",
+            backend="pandas",
+            **options,
+        ).compute(scheduler="sync")
+        mirrored = set()
+        rows = zip(frame.images.arrays(), frame["json.boxes"], frame["image.region"], strict=True)
+        for array, boxes, region in rows:
+            mirrored.add(region["flipped"])
+            bright = np.argwhere(array[..., 0] > 127)
+            if len(boxes) and len(bright):
+                (left, top, right, bottom), *_ = boxes
+                seen = (*bright.min(axis=0), *(bright.max(axis=0) + 1))
+                np.testing.assert_allclose((top, left, bottom, right), seen, atol=2)
+        assert mirrored == {True, False}
+    with pytest.raises(ArgumentError, match="RandAugment"):
+        dii.read_webdataset_images(
+            path,
+            image="png",
+            json_fields={"boxes": "list<list<float32>>"},
+            boxes="json.boxes",
+            size=80,
+            augment=["rand_augment"],
+        )
 
 
 def test_a_transform_follows(shard):

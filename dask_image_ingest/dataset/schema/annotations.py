@@ -40,11 +40,11 @@ def parse_annotations(
     min_visibility: object,
     points: Any | Sequence[Any] | None,
     coordinates: Coordinates,
-    decoding: DecodeSpec | None,
+    decode: bool = True,
 ) -> Annotations | None:
     """Validate these arguments of a read; None without boxes and points.
 
-    They are refused if ``decoding`` is None, or if it turns and shears images.
+    They are refused if the read does not ``decode``.
 
     Raises
     ------
@@ -65,13 +65,8 @@ def parse_annotations(
         raise ArgumentError(f"boxes={shown(boxes)} is one of points= or box_labels=, too")
     if boxes is None and not places:
         return None
-    if decoding is None:
+    if not decode:
         raise ArgumentError("boxes= and points= follow a decode: pass them to decode_images")
-    if decoding.is_distorted:
-        raise ArgumentError(
-            "boxes= and points= follow crops, resizes and flips, not the rotations and shears of "
-            "RandAugment and AutoAugment: leave these out of augment="
-        )
     return Annotations(boxes, box_format, labels, float(share), places, coordinates)
 
 
@@ -79,10 +74,20 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
     return tuple(list_of_names(argument, [value] if isinstance(value, str) else value, "columns"))
 
 
-def check_annotations(annotations: Annotations | None, types: Mapping[Any, pa.DataType]) -> None:
-    """Raise `ArgumentError` if a column does not exist, or its type can't be that of its values."""
+def check_annotations(
+    annotations: Annotations | None, types: Mapping[Any, pa.DataType], decoding: DecodeSpec
+) -> None:
+    """Raise `ArgumentError` if a column does not exist, or its type can't be that of its values.
+
+    Also if ``decoding`` moves pixels to places that these columns don't follow to.
+    """
     if annotations is None:
         return
+    if decoding.moves is not None:
+        raise ArgumentError(
+            f"boxes= and points= follow crops, resizes and flips, and {decoding.moves} of augment= "
+            "turns, shears and shifts images: leave one of them out"
+        )
     for name in annotations.columns:
         if name not in types:
             field = str(name).removeprefix("json.")
