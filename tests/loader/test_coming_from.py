@@ -154,7 +154,7 @@ def test_the_boxes_of_a_detector_are_where_the_objects_are(run, tmp_path):
             found = torch.cat([box[:2] - box[2:] / 2, box[:2] + box[2:] / 2])
             assert (found - expected).abs().max() < 2 / 64
             boxes += 1
-    assert boxes == 36
+    assert 30 <= boxes <= 36  # of others the random crop has less than a fifth
 
 
 def write_boxed(folder: Path) -> None:
