@@ -18,7 +18,7 @@ checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test test-more test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api clean
+.PHONY: help setup notebooks demo test test-more test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api gpu-faults clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -101,10 +101,13 @@ gpu-test: ## the tests that need a GPU, with .venv if it has cuDF, else with the
 	fi; \
 	$$python -m pytest tests/gpu -ra $(PYTEST_ARGS)
 
-gpu-api: .gpu/.stamp ## check names and calls of RAPIDS and DALI, and run what needs no kernel; no GPU, 3.6 GB of disk
+gpu-api: .gpu/.stamp ## check names and calls of RAPIDS and DALI, and run what needs no kernel; no GPU, 4.4 GB of disk
 	@.gpu/bin/python tools/check_gpu_api.py --require
 	@.gpu/bin/python -m pytest -q tests/rapids $(PYTEST_ARGS)
 	@PYTHONPATH=tests/played .gpu/bin/python -m pytest -q -p simulated.plugin tests/played tests/gpu $(PYTEST_ARGS)
+
+gpu-faults: .gpu/.stamp ## make faults of streams, memory and kernels in a copy, and see that a test notices each (minutes)
+	@.gpu/bin/python tests/played/faults.py
 
 clean: ## remove the environments, caches, and what the demo and the builds wrote
 	@rm -rf .venv .oldest .gpu .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

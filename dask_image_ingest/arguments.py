@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeGuard
 
@@ -91,7 +91,7 @@ def list_of_names(argument: str, value: Iterable[Any], what: str) -> list[str]:
 
 
 def column_names(
-    columns: Iterable[Any], known: Iterable[Any], argument: str = "columns"
+    columns: Iterable[Any], known: Iterable[Hashable], argument: str = "columns"
 ) -> list[Any]:
     """Check ``columns=``, a list of names among the frame's columns ``known``."""
     if isinstance(columns, str):
@@ -102,7 +102,7 @@ def column_names(
 
 
 def check_columns(
-    names: Iterable[Any], known: Sequence[Any], has: str, argument: str = "columns"
+    names: Iterable[Hashable], known: Sequence[Hashable], has: str, argument: str = "columns"
 ) -> None:
     """Refuse names in ``columns=`` that are not ``known``; the error reads ``<has> <known>``."""
     unknown = [name for name in names if name not in known]
@@ -111,7 +111,7 @@ def check_columns(
         raise ArgumentError(f"{argument}= names {', '.join(map(repr, unknown))}; {has} {listed}")
 
 
-def check_unique(names: Iterable[Any], known: Iterable[Any]) -> None:
+def check_unique(names: Iterable[Hashable], known: Iterable[Hashable]) -> None:
     """Refuse names that several columns of a frame have; ``known`` are the frame's columns."""
     counts = Counter(known)
     duplicates = [name for name in dict.fromkeys(names) if counts[name] > 1]

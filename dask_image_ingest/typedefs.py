@@ -6,16 +6,25 @@ of their own: for values of these, the names here are for readers.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
 
 if TYPE_CHECKING:
     import cudf
     import cupy
     import dask.dataframe as dd
-    import numpy as np
     import pandas as pd
     from nvidia.dali.backend import TensorListCPU, TensorListGPU
+
+#: What users write for a type of Arrow: the type or its name, a type of Python or NumPy.
+TypeLike: TypeAlias = pa.DataType | str | type | np.dtype
+
+#: A number for all channels of an image, or one for each.
+PerChannel: TypeAlias = float | Sequence[float] | np.ndarray
 
 #: Rows in memory; a partition of a lazy frame.
 DataFrame: TypeAlias = "pd.DataFrame | cudf.DataFrame"
@@ -32,6 +41,7 @@ AnySeries: TypeAlias = "pd.Series | cudf.Series | dd.Series"
 #: Type of a column: NumPy's, or an extension type of pandas or cuDF.
 Dtype: TypeAlias = "np.dtype | pd.api.extensions.ExtensionDtype"
 
+#: In host memory, or in that of a GPU.
 Array: TypeAlias = "np.ndarray | cupy.ndarray"
 
 #: ``numpy`` or ``cupy``.

@@ -53,7 +53,7 @@ numpydoc_validation_exclude = {
 # Links between code are checked (-n), but for the libraries whose pages are elsewhere.
 nitpick_ignore_regex = [
     ("py:.*", r"(builtins|collections|typing|os|abc)\..*"),
-    ("py:.*", r"(dask|distributed|pandas|numpy|cupy|cudf|torch|PIL)\..*"),
+    ("py:.*", r"(dask|distributed|pandas|numpy|pyarrow|cupy|cudf|torch|PIL)\..*"),
     # What some calls give; their docstrings tell what it can do.
     (
         "py:class",
@@ -62,7 +62,7 @@ nitpick_ignore_regex = [
     # What only this package makes: arguments of a class that nobody calls.
     ("py:class", r"dask_image_ingest\..*\.(_\w+|FrameSource|Schedule|Share)"),
     # Type variables and aliases, and short names of modules, in signatures.
-    ("py:.*", r"(.*\.)?(Frame|Series|AnyFrame|Array|(d[ad]|np|pd)\.\w+)"),
+    ("py:.*", r"(.*\.)?(Frame|Series|AnyFrame|Array|PathLike|PerChannel|(d[ad]|np|pd|pa)\.\w+)"),
 ]
 
 html_theme = "pydata_sphinx_theme"

@@ -134,7 +134,7 @@ GROUPS = (
                 "right pixels in five reads while other work is queued",
                 "python tests/gpu/corruption.py --reads 5 --copy shipped",
                 1.25,
-                figures=r"^hardware load",
+                figures=r"^hardware load|^read \d",
             ),
             Step(
                 "first-job",

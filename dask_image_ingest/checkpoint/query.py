@@ -224,14 +224,14 @@ def _not_by_partition(step: dx.Expr) -> ArgumentError:
     )
 
 
-def _of_all_partitions(expr: dx.Expr) -> Any:
+def _of_all_partitions(expr: dx.Expr) -> dx.Expr:
     """The same query without selections of partitions."""
     while (selection := next(expr.find_operations(dx.Partitions), None)) is not None:
         expr = expr.substitute(selection, selection.frame)
     return expr
 
 
-def _with_splits(expr: dx.Expr, splits: Sequence[Partition]) -> Any:
+def _with_splits(expr: dx.Expr, splits: Sequence[Partition]) -> dx.Expr:
     """The same query with a partition for each of ``splits``."""
     expr = _of_all_partitions(expr)
     for read in list(expr.find_operations(Read)):
@@ -239,7 +239,7 @@ def _with_splits(expr: dx.Expr, splits: Sequence[Partition]) -> Any:
     return expr
 
 
-def _read_of_splits(read: dx.Expr, splits: Sequence[Partition]) -> Any:
+def _read_of_splits(read: dx.Expr, splits: Sequence[Partition]) -> dx.Expr:
     if isinstance(read, ReadStored):
         numbers = [read.stored.numbers[split] for split in splits]
         return read.substitute_parameters({"_partitions": numbers})

@@ -115,7 +115,7 @@ class ReadStored(KeepsResults):
 
 def read_part(
     output: OutputStore, part: str | None, meta: DataFrame, urls: Mapping[str, str]
-) -> Any:
+) -> DataFrame:
     """Read the columns of ``meta`` of one partition; for a skipped one, an empty frame."""
     if part is None:
         return meta

@@ -11,7 +11,7 @@ import re
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, Literal
 
 import numpy as np
@@ -130,7 +130,7 @@ def sidecar_of(args: argparse.Namespace) -> str | None:
 
 def read_collection(
     args: argparse.Namespace,
-    filters: Sequence[Any] | predicates.Predicate | None = None,
+    filters: Any = None,
     **of_shards: Any,
 ) -> Any:
     """Read ``args.paths``: shards, with the options ``of_shards``; or image files, or parquet."""
@@ -143,7 +143,7 @@ def _shards_or_files(
     args: argparse.Namespace,
     of_shards: Callable[[], Any],
     mode: Mode = "RGB",
-    filters: Sequence[Any] | predicates.Predicate | None = None,
+    filters: Any = None,
 ) -> Any:
     """The result of ``of_shards``; if there are no shards at the paths, a frame of files."""
     missing: ShardNotFoundError | None = None

@@ -223,7 +223,7 @@ def _check_names(settings: Mapping[str, Any]) -> None:
         )
 
 
-def _count_devices(devices: str | Iterable[Any]) -> int:
+def _count_devices(devices: str | Iterable[object]) -> int:
     """Number of GPUs in ``CUDA_VISIBLE_DEVICES``, a string or list as for dask-cuda."""
     names = devices.split(",") if isinstance(devices, str) else map(str, devices)
     return len({name.strip() for name in names} - {""})

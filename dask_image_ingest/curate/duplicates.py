@@ -283,7 +283,7 @@ def _overlaps_of_vectors(
     threshold: float,
     id_columns: tuple[str, ...],
     identity: str | None,
-) -> Any:
+) -> AnyFrame:
     if isinstance(test, (str, PathLike)):
         raise ArgumentError(
             f"test={shown(str(test))}: write_hashes() stores no vectors; pass a frame with the "
@@ -316,7 +316,7 @@ def _join_overlaps(
     keys: Keys,
     match: np.ndarray,
     columns: dict[str, pa.Array],
-) -> Any:
+) -> AnyFrame:
     """``train`` with the row of ``keys`` that matches each row (-1: none), and more columns."""
     found = np.flatnonzero(match >= 0)
     columns = {

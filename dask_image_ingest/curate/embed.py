@@ -190,7 +190,7 @@ def compute_scores(
 
 
 def compute_similarity(
-    frame: Frame, other: str | Array | Sequence[float], *, column: str = "embedding"
+    frame: Frame, other: str | np.ndarray | Sequence[float], *, column: str = "embedding"
 ) -> Frame:
     """Add the cosine of two columns of vectors, such as of images and their captions.
 
@@ -233,7 +233,7 @@ def compute_similarity(
     )
 
 
-def _cosines(vectors: Array, others: Array) -> Any:
+def _cosines(vectors: Array, others: Array) -> Array:
     others = to_device_of(others, vectors)
     # In float64, so that the rounded result of a row does not depend on its partition.
     vectors, others = vectors.astype(np.float64), others.astype(np.float64)
@@ -338,7 +338,7 @@ def _check_text_model(model: object) -> None:
 
 def classify(
     frame: Frame,
-    model: Callable[..., Any] | Array,
+    model: Callable[..., Any] | np.ndarray,
     names: Sequence[str],
     *,
     column: str = "embedding",

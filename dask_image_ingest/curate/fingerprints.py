@@ -74,7 +74,7 @@ VARIANTS: dict[str, tuple[bool, bool, bool]] = {
 
 
 def pdq(
-    groups: Sequence[Any], xp: ArrayModule, variants: tuple[str, ...] = ()
+    groups: Sequence[Array], xp: ArrayModule, variants: tuple[str, ...] = ()
 ) -> tuple[list[Any], Any]:
     """Hashes of images, then of each variant, uint8 (n, 32), and the quality, uint8 (n,).
 
@@ -94,7 +94,7 @@ def pdq(
 
 
 def _reduced(
-    groups: Sequence[Any], reversals: set[tuple[bool, bool]], xp: ArrayModule
+    groups: Sequence[Array], reversals: set[tuple[bool, bool]], xp: ArrayModule
 ) -> dict[tuple[bool, bool], Any]:
     """Luma (n, 64, 64) of images, with rows or columns reversed as each of ``reversals`` says."""
     parts: dict[tuple[bool, bool], list[Any]] = {reversal: [] for reversal in reversals}
@@ -111,7 +111,7 @@ def _reduced(
     return {reversal: xp.concatenate(small) for reversal, small in parts.items()}
 
 
-def _hash(small: Array, xp: ArrayModule) -> Any:
+def _hash(small: Array, xp: ArrayModule) -> Array:
     """Hash (n, 32): whether each of the 256 lowest frequencies, but DC, exceeds their median."""
     transform = _cosines(xp)
     flat = (transform @ small @ transform.T).reshape(len(small), -1)
@@ -121,7 +121,7 @@ def _hash(small: Array, xp: ArrayModule) -> Any:
     return xp.packbits(bits.reshape(-1)).reshape(len(flat), 32)  # CuPy's packbits has no axis=
 
 
-def _quality(small: Array, xp: ArrayModule) -> Any:
+def _quality(small: Array, xp: ArrayModule) -> Array:
     """Quality, 0 to 100: the sum of absolute gradients, in whole percents of the range, over 90."""
     gradients = sum(
         xp.abs(xp.trunc(xp.diff(small, axis=axis) * (100 / 255))).sum(axis=(1, 2))
@@ -131,7 +131,7 @@ def _quality(small: Array, xp: ArrayModule) -> Any:
 
 
 @functools.lru_cache(maxsize=1)
-def _cosines(xp: ArrayModule) -> Any:
+def _cosines(xp: ArrayModule) -> Array:
     """Lowest frequencies of the DCT-II, without the constant term: (16, 64)."""
     frequency = np.arange(1, _FREQUENCIES + 1)[:, None]
     position = 2 * np.arange(_SIDE) + 1
@@ -292,7 +292,7 @@ def check_variants(variants: Iterable[Any]) -> tuple[Variant, ...]:
 
 
 def _pixel_hashes(
-    groups: Sequence[Any], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
+    groups: Sequence[Array], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
 ) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if "pixels" in kinds:
@@ -319,7 +319,7 @@ def _hexadecimal(hashes: Array, backend: Backend) -> list[str]:
     return [row.tobytes().hex() for row in backend.host(hashes)]
 
 
-def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> Any:
+def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> AnyFrame:
     """Add hashes of the encoded images, found by references, location columns or the scan."""
     name = column_of("bytes")
     frame = without(frame, [name])
@@ -352,7 +352,7 @@ def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> Any:
 
 def _hash_bytes(
     frame: DataFrame, reference: str | None, storage_options: dict[str, Any] | None
-) -> Any:
+) -> DataFrame:
     """A partition with hashes of the images of its reference column, or of its location columns."""
     backend = backend_of(frame)
     if reference is None:

@@ -124,7 +124,7 @@ class Head:
         ]
         return cls(layers, hidden, output)
 
-    def __call__(self, vectors: Array) -> Any:
+    def __call__(self, vectors: Array) -> Array:
         """Score vectors (n, d), NumPy or CuPy: float32 (n,)."""
         shape = getattr(vectors, "shape", None)
         if shape is None or len(shape) != 2 or shape[1] != self.length:

@@ -38,7 +38,7 @@ def map_images(
     batch_size: int,
     image: str | None = None,
     **of_function: Any,
-) -> Any:
+) -> AnyFrame:
     """Add or replace columns that a function makes of an image column; keep all others.
 
     ``image`` is the column, if the frame has several; ``of_function`` are fields of
@@ -58,7 +58,7 @@ def in_batches(
     function: Callable[..., Mapping[str, Any]],
     outputs: Mapping[str, str],
     **options: Any,
-) -> Any:
+) -> AnyFrame:
     """Add or replace columns ``outputs``, which ``function`` computes from the images; keep these.
 
     ``called_by`` is the public function, for errors.
@@ -102,13 +102,13 @@ def _by_channels(
     }
 
 
-def _concatenate(parts: list[Any], backend: Backend) -> Any:
+def _concatenate(parts: list[Array] | list[list[Any]], backend: Backend) -> Any:
     if isinstance(parts[0], list):
         return [value for part in parts for value in part]
     return backend.numpy.concatenate(parts)
 
 
-def luma(pixels: Array, xp: ArrayModule) -> Any:
+def luma(pixels: Array, xp: ArrayModule) -> Array:
     """Luma of pixels uint8 (..., 1 or 3), rounded down: uint8 (...)."""
     if pixels.shape[-1] == 1:
         return pixels[..., 0]
@@ -133,7 +133,7 @@ class Taps(NamedTuple):
         """The same filter for the reversed axis, which has ``length`` pixels."""
         return Taps(length - 1 - self.pixels, self.weights)
 
-    def reduce_rows(self, images: Array, xp: ArrayModule) -> Any:
+    def reduce_rows(self, images: Array, xp: ArrayModule) -> Array:
         """Filter rows of images (n, height, width, channels), uint8 as they are."""
         return xp.clip(_filtered_rows(images, self) + 0.5, 0, 255).astype(xp.uint8)
 
@@ -150,7 +150,7 @@ def make_taps(matrix: np.ndarray, xp: ArrayModule) -> Taps:
     return Taps(xp.asarray(pixels), xp.asarray(weights, xp.float32))
 
 
-def luma_of_reduced_rows(images: Array, rows: Taps, xp: ArrayModule) -> Any:
+def luma_of_reduced_rows(images: Array, rows: Taps, xp: ArrayModule) -> Array:
     """Luma of images (n, height, width, 1 or 3), filtered along rows: float32 (n, new, width)."""
     # Rows first, on uint8 and with all channels at once: fewer pixels are converted to floats.
     reduced = _filtered_rows(images, rows)
@@ -159,19 +159,19 @@ def luma_of_reduced_rows(images: Array, rows: Taps, xp: ArrayModule) -> Any:
     return reduced @ xp.asarray(_WEIGHTS, xp.float32)
 
 
-def reduced_columns(gray: Array, columns: Taps, xp: ArrayModule) -> Any:
+def reduced_columns(gray: Array, columns: Taps, xp: ArrayModule) -> Array:
     """Filter along columns: (n, rows, width) → (n, rows, new)."""
     return xp.swapaxes(_filtered(xp.swapaxes(gray, 1, 2), columns), 1, 2)
 
 
-def _filtered_rows(images: Array, taps: Taps) -> Any:
+def _filtered_rows(images: Array, taps: Taps) -> Array:
     """Filter rows: uint8 (n, height, width, channels) → float32 (n, new, width, channels)."""
     count, height, width, channels = images.shape
     reduced = _filtered(images.reshape(count, height, width * channels), taps)
     return reduced.reshape(count, -1, width, channels)
 
 
-def _filtered(values: Array, taps: Taps) -> Any:
+def _filtered(values: Array, taps: Taps) -> Array:
     """Filter along axis 1: (n, old, length) → (n, new, length)."""
     result = values[:, taps.pixels[:, 0]] * taps.weights[:, :1]
     for tap in range(1, taps.pixels.shape[1]):

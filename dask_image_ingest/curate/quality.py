@@ -192,7 +192,7 @@ def measure_quality(frame: Frame) -> Frame:
     return result
 
 
-def with_signals(frame: AnyFrame, signals: Sequence[str]) -> Any:
+def with_signals(frame: AnyFrame, signals: Sequence[str]) -> AnyFrame:
     """Add those of ``signals`` that the frame's columns allow."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     has_images = bool(image_columns(meta))
@@ -326,7 +326,7 @@ def summarize_issues(frame: AnyFrame) -> pd.DataFrame:
     return summary.rename(index=lambda name: name.removeprefix("issue."))
 
 
-def _has_odd_size(areas: AnySeries) -> Any:
+def _has_odd_size(areas: AnySeries) -> AnySeries:
     """Flag the outliers of a column of areas; lazy if it is."""
     if isinstance(areas, FrameBase):
         # Simplified by itself, so that it reads headers. In a query for pixels, the limits would
@@ -376,7 +376,7 @@ def _quantile(values: pd.Series, rows: pd.Series, share: float) -> float:
     return float(below + (above - below) * (position % 1))
 
 
-def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
+def _signals(groups: Sequence[Array], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
     signals: dict[str, Any] = {}
     if not set(names) <= set(_SHAPE_SIGNALS):
         pixels = [name for name in names if name in PIXEL_SIGNALS]
@@ -389,7 +389,7 @@ def _signals(groups: Sequence[Any], backend: Backend, names: tuple[str, ...]) ->
 
 
 def pixel_signals(
-    groups: Sequence[Any], xp: ArrayModule, names: Sequence[str] = PIXEL_SIGNALS
+    groups: Sequence[Array], xp: ArrayModule, names: Sequence[str] = PIXEL_SIGNALS
 ) -> dict[str, Any]:
     """Compute those of ``PIXEL_SIGNALS``, float32 (n,), on NumPy or CuPy.
 
@@ -409,7 +409,9 @@ def pixel_signals(
     return {name: signals[name].astype(xp.float32) for name in names}
 
 
-def _level_signals(groups: Sequence[Any], xp: ArrayModule, names: Sequence[str]) -> dict[str, Any]:
+def _level_signals(
+    groups: Sequence[Array], xp: ArrayModule, names: Sequence[str]
+) -> dict[str, Any]:
     """Signals of histograms of a sample of pixels."""
     # The images are computed in one array of pixels, with the number of each pixel's image: array
     # calls for each image would take longer than their work.
@@ -437,7 +439,7 @@ def _level_signals(groups: Sequence[Any], xp: ArrayModule, names: Sequence[str])
     return signals
 
 
-def _sampled(images: Array, xp: ArrayModule) -> Any:
+def _sampled(images: Array, xp: ArrayModule) -> Array:
     """A sample of the pixels of images of one shape: (n, pixels, channels)."""
     count, height, width, channels = images.shape
     if height * width < 2 * _SAMPLED:
@@ -462,7 +464,7 @@ def _sampled_pixels(height: int, width: int) -> np.ndarray:
     return ((np.arange(_SAMPLED) + inside) * stretch).astype(np.int32)
 
 
-def _brightness(bands: Sequence[Any], xp: ArrayModule) -> Any:
+def _brightness(bands: Sequence[Array], xp: ArrayModule) -> Array:
     if len(bands) == 1:
         return bands[0]
     squares = sum(
@@ -472,25 +474,25 @@ def _brightness(bands: Sequence[Any], xp: ArrayModule) -> Any:
     return (xp.sqrt(squares) + 0.5).astype(xp.uint8)
 
 
-def _spread(bands: Sequence[Any], xp: ArrayModule) -> Any:
+def _spread(bands: Sequence[Array], xp: ArrayModule) -> Array:
     """Largest minus smallest channel of each pixel."""
     # NumPy's max over an axis of three takes 15 times as long.
     return functools.reduce(xp.maximum, bands) - functools.reduce(xp.minimum, bands)
 
 
-def _percentile(counts: Array, percent: int, xp: ArrayModule) -> Any:
+def _percentile(counts: Array, percent: int, xp: ArrayModule) -> Array:
     """Percentile of each histogram, 0 to 1: the lowest level with ``percent`` at or below it."""
     below = xp.cumsum(counts, axis=1)
     return (below * 100 < percent * below[:, -1:]).sum(axis=1) / 255
 
 
-def _entropy(counts: Array, xp: ArrayModule) -> Any:
+def _entropy(counts: Array, xp: ArrayModule) -> Array:
     """Shannon entropy of each histogram, in bits."""
     share = counts / counts.sum(axis=1, keepdims=True)
     return -(share * xp.log2(xp.where(share > 0, share, 1))).sum(axis=1)
 
 
-def _deviation(counts: Array, xp: ArrayModule) -> Any:
+def _deviation(counts: Array, xp: ArrayModule) -> Array:
     """Standard deviation of the levels, 0 to 1, of each histogram."""
     share = counts / counts.sum(axis=1, keepdims=True)
     levels = xp.arange(256) / 255
@@ -498,12 +500,12 @@ def _deviation(counts: Array, xp: ArrayModule) -> Any:
     return xp.sqrt((share * (levels - mean[:, None]) ** 2).sum(axis=1))
 
 
-def _histograms(values: Array, offsets: Array, count: int, xp: ArrayModule) -> Any:
+def _histograms(values: Array, offsets: Array, count: int, xp: ArrayModule) -> Array:
     """Histograms (count, 256) of uint8 values; ``offsets``: 256 times each value's image number."""
     return xp.bincount((values + offsets).reshape(-1), minlength=256 * count).reshape(count, 256)
 
 
-def _blur(images: Array, xp: ArrayModule) -> Any:
+def _blur(images: Array, xp: ArrayModule) -> Array:
     """Score of blur as in cleanvision: low if edges are weak and the histogram is even."""
     gray, count = _thumbnails(images, xp), len(images)
     counts = _histograms(gray.reshape(count, -1), xp.arange(count)[:, None] * 256, count, xp)
@@ -512,7 +514,7 @@ def _blur(images: Array, xp: ArrayModule) -> Any:
     return xp.minimum(edges + xp.where(spread > _MIN_SPREAD, spread, 0), 1)
 
 
-def _thumbnails(images: Array, xp: ArrayModule) -> Any:
+def _thumbnails(images: Array, xp: ArrayModule) -> Array:
     """Luma of images of one shape at no more than 64 × 64, uint8 (n, height, width)."""
     _, height, width, _ = images.shape
     ratio = max(height, width, _BLUR_SIDE) / _BLUR_SIDE
@@ -524,7 +526,7 @@ def _thumbnails(images: Array, xp: ArrayModule) -> Any:
     return luma(xp.swapaxes(small, 1, 2), xp)
 
 
-def _edges(gray: Array, xp: ArrayModule) -> Any:
+def _edges(gray: Array, xp: ArrayModule) -> Array:
     """Pillow's ``FIND_EDGES``: 8 × pixel - its neighbours, 0 to 255; the border is unchanged."""
     edges = gray.astype(xp.float32)
     if min(gray.shape[1:]) < 3:
@@ -535,7 +537,7 @@ def _edges(gray: Array, xp: ArrayModule) -> Any:
     return edges
 
 
-def _laplacian_variance(images: Array, xp: ArrayModule) -> Any:
+def _laplacian_variance(images: Array, xp: ArrayModule) -> Array:
     """Variance of the Laplacian of the luma at no more than 512 × 512, in bands of rows."""
     _, height, width, _ = images.shape
     ratio = max(height, width, _SHARPNESS_SIDE) / _SHARPNESS_SIDE
@@ -565,7 +567,7 @@ def _banded_taps(height: int, rows: int, xp: ArrayModule) -> tuple[Taps, Any]:
     return Taps(taps.pixels[chosen], taps.weights[chosen]), xp.asarray(inner)
 
 
-def _fine_detail(images: Array, xp: ArrayModule) -> Any:
+def _fine_detail(images: Array, xp: ArrayModule) -> Array:
     """Variance of what a reduction to 0.75 and back loses, as a share of that of 0.4 and back.
 
     The luma of windows is reduced and enlarged, by Pillow's ``LANCZOS``. Enlarging adds no

@@ -122,7 +122,7 @@ def partition_table(frame: DataFrame) -> pa.Table:
         raise ArgumentError(f"a column of the frame has no type of Arrow: {reason}") from error
 
 
-def join_columns(frame: AnyFrame, verdicts: JoinedColumns) -> Any:
+def join_columns(frame: AnyFrame, verdicts: JoinedColumns) -> AnyFrame:
     """Add or replace the columns of ``verdicts`` in ``frame``; lazy if the frame is."""
     frame = without(frame, verdicts.columns)
     if not isinstance(frame, FrameBase):
@@ -135,7 +135,7 @@ def join_columns(frame: AnyFrame, verdicts: JoinedColumns) -> Any:
     )
 
 
-def _look_up(frame: DataFrame, shared: JoinedColumns | None, empty: JoinedColumns) -> Any:
+def _look_up(frame: DataFrame, shared: JoinedColumns | None, empty: JoinedColumns) -> DataFrame:
     """A partition with its verdicts; ``shared`` is None for the meta, which takes ``empty``."""
     verdicts = empty if shared is None else shared
     backend = backend_of(frame)
@@ -290,7 +290,7 @@ def with_ranking_columns(frame: AnyFrame, keep: str, by: Kind) -> tuple[Any, lis
     return frame, [keep]
 
 
-def _with_signals(frame: AnyFrame, names: list[str]) -> Any:
+def _with_signals(frame: AnyFrame, names: list[str]) -> AnyFrame:
     return with_signals(frame, [name for name in names if f"quality.{name}" not in frame.columns])
 
 

@@ -428,7 +428,9 @@ def _round(values: pd.Series) -> pd.Series:
     return pd.Series(np.ldexp(np.round(mantissa * 2**_MANTISSA), exponent - _MANTISSA))
 
 
-def _images(frame: AnyFrame, columns: list[str], storage_options: dict[str, Any] | None) -> Any:
+def _images(
+    frame: AnyFrame, columns: list[str], storage_options: dict[str, Any] | None
+) -> AnyFrame | None:
     """``columns`` of a frame, with small images from its images or references."""
     meta = frame._meta if isinstance(frame, FrameBase) else frame
     names = image_columns(meta)

@@ -242,7 +242,7 @@ def _smallest(hashes: np.ndarray, vectors: np.ndarray, count: int) -> _Sample:
     return hashes[order], vectors[order]
 
 
-def _nearest(vectors: Array, centers: np.ndarray) -> Any:
+def _nearest(vectors: Array, centers: np.ndarray) -> Array:
     # In float64, so that the result of a row does not depend on its partition.
     products = vectors.astype(np.float64) @ to_device_of(centers.astype(np.float64), vectors).T
     return products.argmax(axis=1)
@@ -338,7 +338,7 @@ def nearest_of(
     vectors: np.ndarray,
     others: np.ndarray,
     threshold: float,
-    asarray: Callable[[np.ndarray], Any] = np.asarray,
+    asarray: Callable[[np.ndarray], Array] = np.asarray,
 ) -> tuple[np.ndarray, np.ndarray]:
     """The nearest of ``others`` (m, d) for each of ``vectors`` (n, d), all of length one.
 
@@ -497,7 +497,7 @@ def _deduplicate_block(
     return np.array([*keeper], np.int64), np.array([*keeper.values()], np.int64)
 
 
-def _centers(vectors: Array) -> Any:
+def _centers(vectors: Array) -> Array:
     """Centers of √n clusters, by k-means of a sample with a fixed seed: float32 (clusters, d)."""
     if len(vectors) <= _BRUTE_FORCE_MAX:
         return to_device_of(np.ones((1, vectors.shape[1]), np.float32), vectors)
@@ -509,7 +509,7 @@ def _centers(vectors: Array) -> Any:
 
 def k_means(
     vectors: Array, count: int, random: np.random.Generator, *, spread: bool = False
-) -> Any:
+) -> Array:
     """Centers of ``count`` clusters: unit vectors, float32 (count, d), where ``vectors`` are.
 
     ``vectors`` are float32 (n, d), NumPy or CuPy, each of length one, n at least ``count``.

@@ -69,7 +69,7 @@ def has_direction(vectors: np.ndarray) -> np.ndarray:
     return usable
 
 
-def _vectors(frame: DataFrame, column: str) -> Any:
+def _vectors(frame: DataFrame, column: str) -> Array:
     """The vectors of a frame whose column has no nulls: (n, d)."""
     dtype = frame[column].dtype
     fixed = isinstance(dtype, pd.ArrowDtype) and pa.types.is_fixed_size_list(dtype.pyarrow_dtype)
@@ -90,7 +90,7 @@ def unit(vectors: np.ndarray) -> np.ndarray:
     )
 
 
-def to_device_of(array: np.ndarray, vectors: Array) -> Any:
+def to_device_of(array: np.ndarray, vectors: Array) -> Array:
     """Move an array to the memory, and the library, of ``vectors``."""
     if isinstance(vectors, np.ndarray) or not isinstance(array, np.ndarray):
         return array

@@ -13,6 +13,7 @@ from dask.base import tokenize
 from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
 from dask_image_ingest.dataset.plan.scan_node import Dataset
+from dask_image_ingest.dataset.predicates import Filters
 from dask_image_ingest.dataset.read import asked_for, fingerprint_of, read_of
 from dask_image_ingest.dataset.read_options import (
     ErrorPolicy,
@@ -37,6 +38,7 @@ from dask_image_ingest.dataset.schema.columns import (
     FileColumn,
     ImageChoice,
     Schema,
+    augmented,
 )
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
@@ -63,7 +65,7 @@ _SAMPLED_HEADERS = 8
 def read_images(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     columns: Sequence[str] | None = None,
-    filters: Sequence[Any] | None = None,
+    filters: Filters | None = None,
     *,
     image: ImageChoice = IMAGE_EXTENSIONS,
     label: Literal["folder"] | None = None,
@@ -207,6 +209,7 @@ def read_images(
         (),
         sidecar=tuple(FileColumn(name, name, type_) for name, type_ in columns_of_class),
         images=tuple(member.column for member in images),
+        augmented=augmented(images),
     )
     selected, predicate = asked_for(schema, columns, filters, decode)
     partitions = _partitions(_rows(files, options, every), options, largest)

@@ -81,6 +81,10 @@ class Or(_Junction):
 
 Predicate: TypeAlias = Term | And | Or
 
+#: What users write: (column, operator, value) that must all hold, or lists of such, one of which
+#: must hold.
+Filters: TypeAlias = Sequence[tuple[str, str, Any]] | Sequence[Sequence[tuple[str, str, Any]]]
+
 _WRITTEN_NEGATED = {"==": "!=", "in": "not in"}
 _OPPOSITES = {text: op for op, text in _WRITTEN_NEGATED.items()}
 _COMPARISONS: dict[str, Callable[..., Any]] = {
@@ -103,7 +107,7 @@ def term(column: str, op: str, value: Any) -> Term:
     return Term(column, _OPPOSITES.get(op, op), value, op in _OPPOSITES)
 
 
-def all_of(predicates: Iterable[Any]) -> Any:
+def all_of(predicates: Iterable[Predicate | None]) -> Any:
     """The conjunction of predicates; None if all of them are."""
     return _joined(And, [predicate for predicate in predicates if predicate is not None])
 
@@ -114,7 +118,7 @@ def any_of(predicates: Iterable[Any]) -> Any:
     return None if None in listed else _joined(Or, listed)
 
 
-def _joined(kind: type[And | Or], predicates: Sequence[Any]) -> Predicate | None:
+def _joined(kind: type[And | Or], predicates: Sequence[Predicate]) -> Predicate | None:
     if len(predicates) < 2:
         return predicates[0] if predicates else None
     operands: list[Predicate] = []

@@ -104,7 +104,7 @@ class PixelBuffer(Protocol):
         Each image has the shape (height, width, channels). On a CPU it may be a `ResizedImage`.
         """
 
-    def finish(self) -> Any:
+    def finish(self) -> Array:
         """All bytes as one array."""
 
 
@@ -149,7 +149,9 @@ class Pixels:
         return Pixels(flat, self.shapes[rows], errors, itemsizes)
 
 
-def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: ArrayModule) -> Pixels:
+def pixels_of(
+    images: Sequence[Array | None], errors: Sequence[str | None], numpy: ArrayModule
+) -> Pixels:
     """Copy arrays (height, width, channels), None for a missing image, to one `Pixels`.
 
     ``numpy`` is the images' array module, NumPy or CuPy.
@@ -167,12 +169,12 @@ def pixels_of(images: Sequence[Any], errors: Sequence[str | None], numpy: ArrayM
     )
 
 
-def as_bytes(image: Array, numpy: ArrayModule = np) -> Any:
+def as_bytes(image: Array, numpy: ArrayModule = np) -> Array:
     """View an array as flat uint8; a copy only if it is not contiguous."""
     return numpy.ascontiguousarray(image).reshape(-1).view(np.uint8)
 
 
-def from_bytes(data: Array, shape: Sequence[int]) -> Any:
+def from_bytes(data: Array, shape: Sequence[int]) -> Array:
     """View flat uint8 as an image of ``shape``; a copy only if the bytes are not aligned.
 
     Raises

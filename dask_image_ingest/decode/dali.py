@@ -183,37 +183,38 @@ class BatchPipeline:
         """Have the next batch get a new pipeline."""
         self._pipeline = None
 
-    def run(self, **inputs: Any) -> Any:
-        """Run a batch, and return the tensor list of each output.
+    def schedule(self, **inputs: Any) -> None:
+        """Start a batch; ``inputs`` by the names of the pipeline's external sources."""
+        self.build()
+        try:
+            # Keep a reference: DALI reads this memory without a copy.
+            self._pipeline.inputs_underway = inputs
+            for name, batch in inputs.items():
+                self._pipeline.feed_input(name, batch)
+            self._pipeline.schedule_run()
+        except BaseException:
+            self.drop()
+            raise
 
-        Parameters
-        ----------
-        inputs
-            By the names of the pipeline's external sources.
+    def collect(self) -> Any:
+        """Wait for the batch and return the tensor list of each output.
 
         Raises
         ------
         RuntimeError
             If an operator fails. Unless the pipeline survives, the next batch gets a new one.
         """
-        self.build()
-        pipeline = self._pipeline
-        # Keep a reference: DALI reads this memory without a copy.
-        pipeline.inputs_underway = inputs
         try:
-            for name, batch in inputs.items():
-                pipeline.feed_input(name, batch)
-            pipeline.schedule_run()
-            outputs = pipeline.share_outputs()
-        except BaseException as error:
-            if isinstance(error, RuntimeError) and self._survives(str(error)):
-                pipeline.inputs_underway = None
+            outputs = self._pipeline.share_outputs()
+        except RuntimeError as error:
+            if self._survives(str(error)):
+                self._pipeline.inputs_underway = None
             else:
-                self._pipeline = None
+                self.drop()
             raise
         # The outputs stay valid: in DALI's default execution model they own their buffers.
-        pipeline.release_outputs()
-        pipeline.inputs_underway = None
+        self._pipeline.release_outputs()
+        self._pipeline.inputs_underway = None
         return outputs
 
     def abandon(self) -> None:
@@ -356,14 +357,14 @@ class DaliDecoder:
 
     def _decode(self, inputs: dict[str, Any]) -> Any:
         """Run DALI."""
-        # Taken out of the caller's dict, so that nothing holds the files once they are decoded.
-        batch = {name: inputs.pop(name) for name in [*inputs]}
-        if not batch:
+        if not inputs:
             return []
         if self._expected > 2 * self._primed:
             self._batch_pipeline.drop()
         try:
-            (images,) = self._batch_pipeline.run(**batch)
+            # Taken out of the dict, so that nothing else holds the files once they are decoded.
+            self._batch_pipeline.schedule(**{name: inputs.pop(name) for name in [*inputs]})
+            (images,) = self._batch_pipeline.collect()
             return images
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from itertools import tee
@@ -14,7 +14,7 @@ import numpy as np
 from dask_image_ingest.client import refuse_other_version
 from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode import crash_log
-from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
+from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -58,8 +58,6 @@ def decode(
     """
     refuse_other_version(decoding.version)
     images = _without_crashers(images)
-    if decoding.draw:
-        images = replace(images, origin=_with_draw(images.origin, decoding.draw))
     with crash_log.in_progress(_partition_name(images, decoding)) as crashed_before:
         if crashed_before:
             pixels = decode_guarded(images, decoding, buffer)
@@ -69,14 +67,6 @@ def decode(
     count(DECODED, len(images) - bad)
     count(BAD, bad)
     return pixels
-
-
-def _with_draw(origin: Callable[[int], Origin], draw: int) -> Callable[[int], Origin]:
-    def drawn(row: int) -> Origin:
-        found = origin(row)
-        return found if found.draw else found._replace(draw=draw)
-
-    return drawn
 
 
 def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:
@@ -126,8 +116,11 @@ def decode_in_batches(
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
             if decoding.resized_here:
                 decoded = _resized(decoded, rows, batch, decoding)
+            if rows and (dali.augments or dali.transform):
+                origins = [decoding.drawn(images.origin(row)) for row in rows]
+            if rows and dali.augments is not None:
+                decoded = dali.augments.run(decoded, origins)
             if rows and dali.transform is not None:
-                origins = [images.origin(row) for row in rows]
                 decoded = dali.transform.run(_materialized(decoded), origins)
             shapes[rows] = _shapes(decoded)
             if itemsizes is not None:
@@ -206,7 +199,9 @@ def _pillow_outputs(
             arrays[row] = future.result()
     if not arrays or decoding.device == "cpu":
         return arrays
-    if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
+    if decoding.mode == "raw" or not (
+        decoding.size or decoding.transform or decoding.pixel_augments
+    ):
         return arrays
     items: list[Item] = list(arrays.values())
     if decoding.takes_regions:
@@ -247,7 +242,7 @@ def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: Decode
     return resized if decoding.device == "cpu" else [np.asarray(image) for image in resized]
 
 
-def _materialized(images: ImageBatch) -> Any:
+def _materialized(images: ImageBatch) -> ImageBatch:
     """The images of a batch for a transform: DALI's, or all as arrays."""
     if not isinstance(images, list):
         return images

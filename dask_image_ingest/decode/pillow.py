@@ -46,7 +46,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from PIL import Image, ImageFile
@@ -160,7 +160,7 @@ def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
 
 @contextmanager
 def _loaded(
-    encoded: bytes, format: str, prepare: Callable[[Any], None] | None = None
+    encoded: bytes, format: str, prepare: Callable[[ImageFile.ImageFile], None] | None = None
 ) -> Iterator[Image.Image]:
     """Decode an image; ``prepare`` is called before and may change how it is decoded."""
     file = _StrictFile(_WITHOUT_METADATA.get(format, bytes)(encoded))

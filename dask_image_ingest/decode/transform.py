@@ -181,7 +181,7 @@ class Transform:
         # The user's function need not be thread-safe.
         self._build_lock = threading.Lock()
 
-    def run(self, images: ImageBatch, origins: Sequence[Origin]) -> Any:
+    def run(self, images: ImageBatch, origins: Sequence[Origin]) -> ImageBatch:
         """Transform the images of a batch: a DALI tensor list, or a list of images.
 
         Raises
@@ -238,7 +238,7 @@ class Transform:
                 _check_labels([image], output, [origin])
         return outputs
 
-    def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> Any:
+    def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> ImageBatch:
         pipeline = self._take_pipeline(origins[0])
         try:
             (output,) = pipeline.run([images], origins[:1])
@@ -313,7 +313,8 @@ class _TransformPipeline:
             for operator, seed in enumerate(self._seeds):
                 state = first_state(firsts[number], seed)
                 inputs[state_name(lane, operator)] = np.tile(state, (len(batch), 1))
-        outputs = list(self._pipeline.run(**inputs))[: len(batches)]
+        self._pipeline.schedule(**inputs)
+        outputs = list(self._pipeline.collect())[: len(batches)]
         for output in outputs:
             _check_output(output)
         return outputs

@@ -40,7 +40,7 @@ from dask_image_ingest.frames import (
 )
 from dask_image_ingest.ops import encoded_images
 from dask_image_ingest.tar import IMAGE_EXTENSIONS
-from dask_image_ingest.typedefs import DataFrame
+from dask_image_ingest.typedefs import DataFrame, Series
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ class ColumnMember:
             for name in self.needs
         )
 
-    def encode(self, frame: DataFrame) -> Any:
+    def encode(self, frame: DataFrame) -> Series:
         """Encode the pixels of the column; a series of files."""
         assert self.pixels is not None
         settings: dict[str, Any] = {"quality": self.pixels.quality}

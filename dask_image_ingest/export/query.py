@@ -52,7 +52,7 @@ _IGNORED_OPERANDS = {"storage_options", "token"}
 _META_OPERANDS = {"meta", "parent_meta"}
 
 
-def as_query(frame: AnyFrame) -> Any:
+def as_query(frame: AnyFrame) -> AnyFrame:
     """A lazy frame before ``optimize()`` fused its steps; other frames unchanged."""
     return new_collection(unfused(frame.expr)) if isinstance(frame, FrameBase) else frame
 

@@ -8,7 +8,7 @@ machine's memory, so each task writes them to the staging folder (`staged_tables
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -91,7 +91,7 @@ def columns_to_export(frame: AnyFrame) -> list[str]:
     return columns
 
 
-def _of_other_images(columns: Iterable[Any], images: Iterable[str]) -> Iterator[str]:
+def _of_other_images(columns: Iterable[Hashable], images: Iterable[str]) -> Iterator[str]:
     """Columns about images beside ``image``, even if these images were dropped."""
     names = [name for name in columns if isinstance(name, str)]
     stems = {name.removesuffix(".offset") for name in names if name.endswith(".offset")}
@@ -144,7 +144,7 @@ def stage_frame(frame: AnyFrame, context: ExportContext, columns: Sequence[str])
     return StagedRows(rows.replace_schema_metadata(None), schema, known)
 
 
-def _named_index(frame: AnyFrame) -> Any:
+def _named_index(frame: AnyFrame) -> AnyFrame:
     """Turn named index levels into columns, unless columns of these names exist."""
     names = {frame.index.name} if isinstance(frame, FrameBase) else {*frame.index.names}
     return frame if names == {None} else frame.reset_index(drop=names <= {*frame.columns})

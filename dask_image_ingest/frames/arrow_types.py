@@ -13,7 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-_PYTHON_TYPES = {
+from dask_image_ingest.typedefs import TypeLike
+
+_PYTHON_TYPES: dict[object, pa.DataType] = {
     str: pa.string(),
     int: pa.int64(),
     float: pa.float64(),
@@ -34,7 +36,7 @@ _WITH_SHAPE = re.compile(r"(\w+)\[(\d+(?:, ?\d+)*)\]")
 _DECIMAL = re.compile(r"decimal(32|64|128|256)\((\d+), ?(-?\d+)\)")
 
 
-def parse_type(type_: object) -> pa.DataType:
+def parse_type(type_: TypeLike) -> pa.DataType:
     """Arrow type for an Arrow type, a name, or a type of Python or NumPy."""
     if isinstance(type_, pa.DataType):
         return type_

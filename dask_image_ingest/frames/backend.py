@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dask_image_ingest.decode import PixelBuffer, Pixels
 from dask_image_ingest.errors import MissingDependencyError
-from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
+from dask_image_ingest.typedefs import Array, ArrayModule, DataFrame, Dtype, Series
 
 BackendName = Literal["cudf", "pandas"]
 
@@ -38,7 +38,7 @@ class Backend(Protocol):
         """Largest image column of a partition, in bytes of pixels."""
 
     @property
-    def numpy(self) -> Any:
+    def numpy(self) -> ArrayModule:
         """Array module of the backend: NumPy or CuPy."""
 
     def holds(self, type_: pa.DataType) -> bool:
@@ -50,7 +50,7 @@ class Backend(Protocol):
     def pixel_buffer(self, nbytes: int) -> PixelBuffer:
         """Buffer for about ``nbytes`` of pixels."""
 
-    def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> Any:
+    def frame(self, table: pa.Table, index: np.ndarray, pixels: Pixels | None) -> DataFrame:
         """Dataframe of the columns of ``table``, followed by ``image`` if there are pixels."""
 
     def to_arrow(self, frame: DataFrame) -> pa.Table:
@@ -59,10 +59,12 @@ class Backend(Protocol):
     def to_storage(self, frame: DataFrame) -> pa.Table:
         """All columns of a dataframe and its index, on the host and in types for parquet."""
 
-    def from_storage(self, table: pa.Table, meta: DataFrame) -> Any:
+    def from_storage(self, table: pa.Table, meta: DataFrame) -> DataFrame:
         """Restore a dataframe, or some of its columns: those of ``meta``, an empty dataframe."""
 
-    def with_images(self, frame: DataFrame, pixels: Pixels, image: str, error: str | None) -> Any:
+    def with_images(
+        self, frame: DataFrame, pixels: Pixels, image: str, error: str | None
+    ) -> DataFrame:
         """Assign the columns of a late decode: replace them, or append them if missing.
 
         ``image`` and ``error`` are their names; no error column if ``error`` is None.
@@ -74,7 +76,7 @@ class Backend(Protocol):
         references: pa.Array | pa.ChunkedArray,
         image: str,
         error: str | None,
-    ) -> Any:
+    ) -> DataFrame:
         """Replace images by references, and errors by nulls; columns as in `with_images`.
 
         ``references`` have the type ``REFERENCE``.
@@ -83,7 +85,7 @@ class Backend(Protocol):
     def is_references(self, dtype: Dtype) -> bool:
         """True for the dtype of image references."""
 
-    def meta(self, types: Mapping[str, pa.DataType]) -> Any:
+    def meta(self, types: Mapping[str, pa.DataType]) -> DataFrame:
         """Empty dataframe with these columns."""
 
     def is_images(self, dtype: Dtype) -> bool:
@@ -94,10 +96,10 @@ class Backend(Protocol):
 
     def with_columns(
         self, frame: DataFrame, columns: Mapping[str, NewColumn], rows: Sequence[int]
-    ) -> Any:
+    ) -> DataFrame:
         """Assign columns whose values belong to ``rows``; other rows, and NaN, are null."""
 
-    def values(self, series: Series) -> Any:
+    def values(self, series: Series) -> Array | None:
         """Column as an array: (n,), or (n, ...) for lists and tensors; else NumPy objects.
 
         None if nulls or differing list lengths make that impossible.
@@ -109,13 +111,13 @@ class Backend(Protocol):
     def rows(self, series: Series) -> list[Any]:
         """Each row of such a column: arrays, lists, dicts, as `row_values`; None for null."""
 
-    def normalized(self, images: Sequence[Any], scale: np.ndarray, shift: np.ndarray) -> Any:
+    def normalized(self, images: Sequence[Array], scale: np.ndarray, shift: np.ndarray) -> Array:
         """Stack images of one shape to float32 (n, channels, height, width): value * scale + shift.
 
         ``scale`` and ``shift`` are float32 of shape (channels,) or (1,).
         """
 
-    def count_levels(self, images: Sequence[Any]) -> np.ndarray:
+    def count_levels(self, images: Sequence[Array]) -> np.ndarray:
         """Number of pixels by channel and value: int64 (channels, 256).
 
         All images have the same number of channels.

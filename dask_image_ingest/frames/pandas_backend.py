@@ -45,7 +45,7 @@ from dask_image_ingest.frames.reference_dtype import REFERENCE, ReferenceDtype, 
 from dask_image_ingest.typedefs import Array, Dtype, ImageBatch
 
 
-def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> Any:
+def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> pd.DataFrame:
     """``frame.assign`` for column names of any type."""
     result = frame.copy(deep=False)
     for name, values in columns.items():
@@ -53,7 +53,7 @@ def _assigned(frame: pd.DataFrame, columns: Mapping[Any, Any]) -> Any:
     return result
 
 
-def stack_views(arrays: Sequence[Any], backend: Backend) -> Any:
+def stack_views(arrays: Sequence[Array], backend: Backend) -> Array:
     """Stack images to (n, height, width, channels), or return a list if shapes or dtypes differ.
 
     If they are adjacent in one buffer, the result is a view of it; otherwise a copy.
@@ -68,7 +68,7 @@ def stack_views(arrays: Sequence[Any], backend: Backend) -> Any:
     return backend.numpy.stack(arrays)
 
 
-def flat_views(arrays: Sequence[Any], backend: Backend) -> Iterator[Any]:
+def flat_views(arrays: Sequence[Array], backend: Backend) -> Iterator[Any]:
     """Flat views, one for each run of images that are adjacent in one buffer."""
     start = 0
     for end in range(1, len(arrays) + 1):
@@ -79,7 +79,7 @@ def flat_views(arrays: Sequence[Any], backend: Backend) -> Iterator[Any]:
             start = end
 
 
-def _are_adjacent(arrays: Sequence[Any]) -> bool:
+def _are_adjacent(arrays: Sequence[Array]) -> bool:
     # Compare owners too: of two neighbouring buffers, one could be freed before the other.
     buffer = _buffer(arrays[0])
     if buffer is None or any(_buffer(array) is not buffer for array in arrays):

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
-from dask_image_ingest.typedefs import Array, DataFrame, Dtype, Series
+from dask_image_ingest.frames import Backend, NullsError, image_columns, nesting, stack_views
+from dask_image_ingest.typedefs import Array, DataFrame, Dtype, PerChannel, Series
 
 Format = Literal["numpy", "cupy", "torch"]
 FORMATS = ("numpy", "cupy", "torch")
@@ -110,7 +111,7 @@ class Normalize(NamedTuple):
     scale: np.ndarray
     shift: np.ndarray
 
-    def batch(self, images: Sequence[Any], backend: Backend) -> Any:
+    def batch(self, images: Sequence[Array], backend: Backend) -> Any:
         """Normalize images of one shape: float32 (n, channels, height, width)."""
         shapes = {image.shape for image in images}
         if len(shapes) > 1:
@@ -133,7 +134,9 @@ class Normalize(NamedTuple):
         return backend.normalized(images, self.scale, self.shift)
 
 
-def parse_normalize(normalize: Iterable[Any] | None) -> Normalize | None:
+def parse_normalize(
+    normalize: tuple[PerChannel, PerChannel] | None,
+) -> Normalize | None:
     """Check the argument ``normalize=`` of ``iter_batches``."""
     if normalize is None:
         return None
@@ -198,6 +201,24 @@ class BatchRows:
             for name in parts[0].images
         }
         return cls(sum(map(len, parts)), images, columns)
+
+    def stacked(self, shapes: dict[str, Any], meta: DataFrame, backend: Backend) -> BatchRows:
+        """The rows with one array of each column whose arrays have one shape, also without rows.
+
+        ``shapes`` are those of columns; ``meta`` is an empty frame of the declared dtypes.
+        """
+        columns = dict(self.columns)
+        for name, shape in shapes.items():
+            arrays = columns.get(name)
+            if not isinstance(arrays, list) or not isinstance(shape, tuple):
+                continue
+            if arrays:
+                columns[name] = backend.numpy.stack(arrays)
+            else:
+                type_ = getattr(meta[name].dtype, "pyarrow_dtype", pa.float64())
+                dtype = nesting(type_)[1].to_pandas_dtype()
+                columns[name] = backend.numpy.empty((0, *shape), dtype)
+        return replace(self, columns=columns)
 
 
 def rows_of(

@@ -290,8 +290,8 @@ class BatchLoader(DataLoader):
     dataset: TorchDataset
 
     def __iter__(self) -> Iterator[Any]:
+        self.dataset.warn_of_repetition()
         if self.num_workers:
-            self.dataset.warn_of_repetition()
             self.dataset.prepare(self.num_workers)
         return super().__iter__()
 

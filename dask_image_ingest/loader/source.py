@@ -28,6 +28,7 @@ from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 from distributed.utils import offload
 
+from dask_image_ingest.arguments import check_unique, column_names
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import FrameBase, convert_legacy_graph, cull, new_collection
@@ -37,6 +38,7 @@ from dask_image_ingest.dataset.references import (
     EncodedAhead,
     LastDecode,
     has_random_crops,
+    image_shape,
     known_lengths,
     last_decode,
     persist_moves,
@@ -50,6 +52,7 @@ from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import (
     MIN_SHARED_BYTES,
     backend_of,
+    image_column,
     image_columns,
     map_block,
     pixel_memory,
@@ -65,7 +68,7 @@ from dask_image_ingest.loader.batch_format import (
     rows_in_order,
 )
 from dask_image_ingest.loader.position import worker_of_loader
-from dask_image_ingest.loader.sampling import ColumnOf
+from dask_image_ingest.loader.sampling import values_or_shapes
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 logger = logging.getLogger("dask_image_ingest")
@@ -83,6 +86,9 @@ _INDEXES_AT_ONCE = 8
 _EXTRA_PARTITIONS = 2
 _MAX_THREADS = 8
 
+# Gives a column of all rows: its values, of arrays their shapes.
+ColumnOf = Callable[[str], pd.Series]
+
 # Bytes of an image of unknown size: of 1 megapixel.
 _UNKNOWN_BYTES = 3e6
 
@@ -99,7 +105,7 @@ class FrameSource:
     shape
         Shape of its images, as far as it is known.
     column
-        Gives any column of all rows.
+        Gives any column of all rows, and of arrays their shapes.
     """
 
     partitions = 1
@@ -126,7 +132,7 @@ class FrameSource:
         pass
 
     @property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         """An empty frame of the columns of the batches."""
         return self._frame.iloc[:0]
 
@@ -138,7 +144,7 @@ class FrameSource:
         return float(np.prod(np.array(self.shape, np.int64)))
 
     def column(self, name: str) -> pd.Series:
-        """A column of all rows, in memory."""
+        """A column of all rows, in memory; of arrays, their shapes."""
         assert self._column is not None
         return self._column(name)
 
@@ -277,7 +283,7 @@ class LazySource(FrameSource):
         self.partitions = len(self._keys)
 
     @property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         return self._frame._meta
 
     def check_process(self) -> None:
@@ -550,19 +556,40 @@ def _gather(parts: Sequence[tuple[PendingPartition, np.ndarray]], order: np.ndar
     return rows.iloc[order].reset_index(drop=True)
 
 
-def lazy_source(
-    frame: FrameBase, columns: list[str], image: str | None, shape: ImageShape | None
-) -> LazySource:
-    """Source of some columns of a dask dataframe."""
-    column = functools.partial(_column, frame, columns)
-    return LazySource(_numbered(frame, columns, columns), image, shape, column)
+def source_of(
+    frame: AnyFrame, columns: Sequence[str] | None, image: str | None = None
+) -> FrameSource:
+    """Source of the images of a frame and some of its other columns, None for all.
+
+    ``image`` is the name of the image column; None for the frame's default, if it has images.
+    """
+    if image is None and image_columns(frame):
+        image = image_column(frame)
+    existing = list(frame.columns)
+    chosen = existing if columns is None else column_names(columns, existing)
+    check_unique(chosen, existing)
+    names = [*([] if image is None else [image]), *(n for n in chosen if n != image)]
+    if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise ArgumentError(
+            f"iter_batches: {', '.join(map(repr, repeated))} would be in a batch twice: name "
+            "each column once in columns="
+        )
+    if not names:
+        raise ArgumentError("iter_batches: the batches would have no column: name some")
+    if not isinstance(frame, FrameBase):
+        return FrameSource(frame[names], image, column=lambda name: values_or_shapes(frame[name]))
+    shape = None if image is None else image_shape(frame.expr, image)
+    column = functools.partial(_column, frame, names)
+    return LazySource(_numbered(frame, names, names), image, shape, column)
 
 
 def _column(frame: FrameBase, columns: list[str], name: str) -> pd.Series:
     """A column of all rows that the source of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
+    meta = values_or_shapes(rows._meta[name])
+    values = rows[name].map_partitions(values_or_shapes, meta=meta)
     threads = CPU_COUNT if worker_of_loader() is None else 1
-    return as_pandas(_computed(rows[name], client_that_computes(), threads))
+    return as_pandas(_computed(values, client_that_computes(), threads))
 
 
 def _numbered(frame: FrameBase, columns: list[str], names: list[str]) -> Any:
@@ -615,7 +642,7 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
     return value
 
 
-def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> Any:
+def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> DataFrame:
     """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
         _versioned.clear()

@@ -26,7 +26,7 @@ from dask_image_ingest.decode import (
 )
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import as_uint8, backend_of, is_text, stack_views
-from dask_image_ingest.typedefs import Array, DataFrame
+from dask_image_ingest.typedefs import Array, DataFrame, Series
 
 _LEVELS = np.arange(256)
 _STATISTICS = {"mean": "float64", "std": "float64", "min": "int64", "max": "int64"}
@@ -84,7 +84,7 @@ def stack(
     shape: ImageShape | None = None,
     first: DataFrame | None = None,
     dtype: np.dtype | None = None,
-) -> Any:
+) -> Array:
     """Stack the images of a pandas or cuDF frame into one array, (n, height, width, channels).
 
     ``shape`` and ``dtype`` are required of each image, None for edges and types that are not known;
@@ -163,7 +163,7 @@ def _first_shape(first: DataFrame | None, image: str) -> tuple[int, ...] | None:
     return tuple(arrays[0].shape) if arrays and arrays[0] is not None else None
 
 
-def vectors(frame: DataFrame, column: str, first: DataFrame | None = None) -> Any:
+def vectors(frame: DataFrame, column: str, first: DataFrame | None = None) -> Array:
     """A column of lists or arrays of a pandas or cuDF frame as an array (n, ...).
 
     ``first`` is a frame with the first row of any partition, whose shape is required.
@@ -194,7 +194,7 @@ def vectors(frame: DataFrame, column: str, first: DataFrame | None = None) -> An
     return values
 
 
-def first_row(frame: DataFrame) -> Any:
+def first_row(frame: DataFrame) -> DataFrame:
     """The first row that is not null, of a frame with one column."""
     return frame[frame[frame.columns[0]].notna()].head(1)
 
@@ -210,7 +210,7 @@ def small_images(
     resize: str,
     *,
     smooth: bool = False,
-) -> Any:
+) -> DataFrame:
     """Resize the images of a pandas or cuDF frame, and convert them to uint8, for display.
 
     If all images have one channel, they may be labels, and the nearest pixel is taken, unless
@@ -238,7 +238,7 @@ def small_images(
     return _update_errors(frame, errors, too_large) if too_large else frame
 
 
-def _update_errors(frame: DataFrame, errors: list[str | None], rows: list[int]) -> Any:
+def _update_errors(frame: DataFrame, errors: list[str | None], rows: list[int]) -> DataFrame:
     """Set the errors of some rows, if the frame has a column of them."""
     if "error" not in frame.columns:
         return frame
@@ -260,7 +260,9 @@ def _error(array: Array | None, decoding: DecodeSpec) -> str | None:
     return decoding.validated(Header(None, height, width, channels, None, False)).error
 
 
-def encoded_images(frame: DataFrame, image: str, format: str, quality: int, **options: Any) -> Any:
+def encoded_images(
+    frame: DataFrame, image: str, format: str, quality: int, **options: Any
+) -> Series:
     """Encode the images of a pandas or cuDF frame: a series of bytes.
 
     ``options`` are Pillow's for the format.

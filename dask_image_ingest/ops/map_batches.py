@@ -45,7 +45,7 @@ from dask_image_ingest.ops.outputs import (
     with_image_column,
     with_reasons,
 )
-from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
+from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame, TypeLike
 
 logger = logging.getLogger("dask_image_ingest")
 
@@ -57,7 +57,7 @@ class MapBatches(AppendsColumns, PreservesRows):
     batch_map: BatchMap
 
     @staticmethod
-    def operation(frame: DataFrame, batch_map: BatchMap) -> Any:
+    def operation(frame: DataFrame, batch_map: BatchMap) -> DataFrame:
         """Map one partition."""
         return batch_map(frame)
 
@@ -68,7 +68,7 @@ class MapBatches(AppendsColumns, PreservesRows):
         return "map" + "".join(filter(str.isalpha, function))
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.batch_map.meta(self.frame._meta)
 
     @property
@@ -82,7 +82,7 @@ class MapBatches(AppendsColumns, PreservesRows):
             return type(self)(dx.Projection(self.frame, needed), self.batch_map)
         return None
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         if wanted.isdisjoint(self.added):
             return type(parent)(self.frame, *parent.operands[1:])
         kept = tuple(name for name in self.batch_map.kept if name in wanted)
@@ -138,7 +138,7 @@ class BatchMap:
         """Those of ``columns`` that are inputs or kept."""
         return [name for name in columns if name in self.kept or name in self.inputs]
 
-    def __call__(self, frame: DataFrame) -> Any:
+    def __call__(self, frame: DataFrame) -> DataFrame:
         """Map a pandas or cuDF frame: its kept columns and the outputs."""
         rows, columns = self.arguments(frame)
         if not rows:
@@ -219,7 +219,7 @@ class BatchMap:
                 self.function.called_by, len(failures), count, first, reason,
             )  # fmt: skip
 
-    def meta(self, frame: DataFrame) -> Any:
+    def meta(self, frame: DataFrame) -> DataFrame:
         """The empty output frame, built without calling the function."""
         return self._assemble(frame, {name: [] for name in self.outputs}, [], {})
 
@@ -229,7 +229,7 @@ class BatchMap:
         results: Mapping[str, list[Any]],
         rows: list[int],
         failures: Mapping[int, str],
-    ) -> Any:
+    ) -> DataFrame:
         """The kept columns, with the outputs of all batches in the columns' ``rows``."""
         backend = backend_of(frame)
         mapped = frame[list(self.kept)]
@@ -328,7 +328,7 @@ def _in_halves(
     yield from _in_halves(call, rows[middle:], fails=not first_failed)
 
 
-def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> Any:
+def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> AnyFrame:
     """The columns that a `BatchMap` keeps and makes of a frame; lazy if the frame is."""
     if isinstance(frame, dx.FrameBase):
         return dx.new_collection(MapBatches(frame.expr, batch_map))
@@ -337,7 +337,7 @@ def apply_batch_map(frame: AnyFrame, batch_map: BatchMap) -> Any:
 
 def make_batch_map(
     function: Callable[..., Any],
-    outputs: Mapping[str, Any],
+    outputs: Mapping[str, TypeLike],
     batch_size: int,
     inputs: Sequence[str],
     skip_missing: bool,
@@ -443,7 +443,7 @@ def _shape_and_dtype(image: Array | None) -> Any:
     return None if image is None else (image.shape, image.dtype)
 
 
-def rows_with_images(frame: DataFrame, names: Sequence[Any]) -> list[int]:
+def rows_with_images(frame: DataFrame, names: Sequence[Hashable]) -> list[int]:
     """Numbers of the rows that have an image in every image column among ``names``."""
     backend = backend_of(frame)
     columns = [
@@ -452,7 +452,9 @@ def rows_with_images(frame: DataFrame, names: Sequence[Any]) -> list[int]:
     return [row for row in range(len(frame)) if all(images[row] is not None for images in columns)]
 
 
-def input_columns(frame: DataFrame, names: Sequence[Any], rows: Sequence[int]) -> list[InputColumn]:
+def input_columns(
+    frame: DataFrame, names: Sequence[Hashable], rows: Sequence[int]
+) -> list[InputColumn]:
     """The values of columns in some rows of a pandas or cuDF frame."""
     return [_input_column(frame[[name]], name, rows) for name in names]
 

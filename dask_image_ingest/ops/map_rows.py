@@ -34,7 +34,7 @@ from dask_image_ingest.ops.batch_function import causes, may_be_of_a_row, waits
 from dask_image_ingest.ops.map_batches import BatchMap, InputColumn, make_batch_map
 from dask_image_ingest.ops.outputs import ResultError, checked_images, value_array
 from dask_image_ingest.ops.row_journal import RowJournal, current_journal
-from dask_image_ingest.typedefs import DataFrame
+from dask_image_ingest.typedefs import DataFrame, TypeLike
 from dask_image_ingest.user_functions import stable_token
 
 _Value = TypeVar("_Value")
@@ -365,7 +365,7 @@ def _image(file: bytes | None) -> np.ndarray | None:
 
 def make_row_map(
     function: Callable[..., Any],
-    outputs: Mapping[str, Any],
+    outputs: Mapping[str, TypeLike],
     concurrency: int,
     retries: int,
     **options: Any,

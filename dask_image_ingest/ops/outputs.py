@@ -30,7 +30,7 @@ from dask_image_ingest.frames import (
     tensor_type,
     type_name,
 )
-from dask_image_ingest.typedefs import Array, ArrayModule, DataFrame
+from dask_image_ingest.typedefs import Array, ArrayModule, DataFrame, TypeLike
 from dask_image_ingest.url_secrets import storable
 
 
@@ -76,7 +76,7 @@ def with_none(values: object) -> Any:
     return values
 
 
-def output_type(name: str, given: object) -> pa.DataType:
+def output_type(name: str, given: TypeLike) -> pa.DataType:
     """Parse the type of an output."""
     if not isinstance(name, str):
         raise ArgumentError(f"outputs= names {name!r}: the names of columns are strings")
@@ -324,14 +324,14 @@ def _host_cast(name: str, values: Any, type_: pa.DataType) -> np.ndarray:
     return array
 
 
-def _cast(name: str, array: Array, dtype: np.dtype, backend: Backend) -> Any:
+def _cast(name: str, array: Array, dtype: np.dtype, backend: Backend) -> Array:
     lossy = first_lossy(array, dtype, backend.numpy)
     if lossy is not None:
         raise ResultError(f"{shown(lossy)} in {name!r}, which {dtype} can't hold")
     return array.astype(dtype, copy=False)
 
 
-def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Any:
+def _numbers(name: str, values: Any, dtype: np.dtype, backend: Backend) -> Array:
     """Check a result of numbers or booleans: an array, which `_cast` casts."""
     try:
         array = as_array(values, backend)
@@ -374,7 +374,7 @@ _SMALL_FLOATS = ("torch.bfloat16", "torch.float8", "bfloat16", "float8")
 _MAX_EXACT = 2.0**53
 
 
-def as_array(values: Any, backend: Backend) -> Any:
+def as_array(values: Any, backend: Backend) -> Array:
     """Convert a result to an array of the backend; tensors may have gradients, on any device."""
     is_list = isinstance(values, (list, tuple))
     if is_list:
@@ -484,8 +484,12 @@ def _gray_advice(is_gray: bool) -> str:
 
 
 def with_image_column(
-    frame: DataFrame, name: str, images: Sequence[Any], rows: Sequence[int], backend: Backend
-) -> Any:
+    frame: DataFrame,
+    name: str,
+    images: Sequence[Array | None],
+    rows: Sequence[int],
+    backend: Backend,
+) -> DataFrame:
     """Add a column of images for ``rows``, null in all other rows."""
     by_row = {
         row: backend.numpy.asarray(image)  # on its device
@@ -499,7 +503,9 @@ def with_image_column(
     return backend.with_images(frame, pixels, name, None)
 
 
-def with_reasons(frame: DataFrame, name: str, reasons: Mapping[int, str], backend: Backend) -> Any:
+def with_reasons(
+    frame: DataFrame, name: str, reasons: Mapping[int, str], backend: Backend
+) -> DataFrame:
     """Write the reasons of failed rows to a column of strings, where it has none yet.
 
     The column is added if the frame has none of this name.

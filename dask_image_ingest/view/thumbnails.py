@@ -45,7 +45,7 @@ from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view.page import Card, Thumbnails
 
 
-def first_rows(frame: AnyFrame, n: int) -> Any:
+def first_rows(frame: AnyFrame, n: int) -> DataFrame:
     """The first ``n`` rows, computed from few partitions."""
     if not isinstance(frame, FrameBase):
         return frame.head(n)
@@ -63,7 +63,7 @@ def _heads(frame: FrameBase, partitions: Sequence[int], n: int) -> list[Any]:
     return [frame.partitions[number].head(n, compute=False) for number in partitions]
 
 
-def spread_rows(frame: AnyFrame, n: int, lengths: Sequence[int]) -> Any:
+def spread_rows(frame: AnyFrame, n: int, lengths: Sequence[int]) -> DataFrame:
     """Compute ``n`` rows at even distances, in order: the same ones for any partitions.
 
     ``lengths`` has the number of rows of each partition. Like any filter by metadata, the choice
@@ -168,7 +168,7 @@ def make_thumbnails(
     return Thumbnails(_cards(rows, texts, facts, size, masks, image), size)
 
 
-def _simplify(frame: AnyFrame) -> Any:
+def _simplify(frame: AnyFrame) -> AnyFrame:
     """Push projections down now: Dask does not push them through a head of a concatenation."""
     return frame.simplify() if isinstance(frame, FrameBase) else frame
 
@@ -225,7 +225,7 @@ def _card(
     )
 
 
-def _displayable(array: np.ndarray) -> Any:
+def _displayable(array: np.ndarray) -> np.ndarray:
     """The channels to show: without alpha, and the first three of more."""
     return array[:, :, :3] if array.shape[2] >= 3 else array[:, :, :1]
 
@@ -268,7 +268,7 @@ Referenced: TypeAlias = tuple[Any, Mapping[Any, ColumnDecode]]
 
 
 def references_of_images(
-    frame: AnyFrame, columns: Sequence[Any], storage_options: dict[str, Any] | None
+    frame: AnyFrame, columns: Sequence[Hashable], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     """Select columns of a frame, with references in place of images.
 
@@ -291,7 +291,7 @@ def references_of_images(
 
 
 def _references_of_location_columns(
-    frame: AnyFrame, columns: Sequence[Any], storage_options: dict[str, Any] | None
+    frame: AnyFrame, columns: Sequence[Hashable], storage_options: dict[str, Any] | None
 ) -> Referenced | None:
     if not {*LOCATION_COLUMNS} <= {*frame.columns}:
         return None
@@ -378,7 +378,10 @@ def decode_small(rows: DataFrame, images: Sequence[ColumnDecode]) -> pd.DataFram
 
 
 def at_size(
-    images: Mapping[Any, ColumnDecode], image: Hashable, longer: int, mask: Any | None = None
+    images: Mapping[Hashable, ColumnDecode],
+    image: Hashable,
+    longer: int,
+    mask: Hashable | None = None,
 ) -> list[ColumnDecode] | None:
     """Decodes of thumbnails of an image column, and of its masks at full size.
 

@@ -57,10 +57,11 @@ def test_it_is_no_larger_than_what_fits_the_gpu(monkeypatch):
     ("shape", "images", "expected"),
     [
         ((3000, 4000), 400, 29),  # a batch of 1 GiB
-        ((3000, 4000), 5, 5),
-        ((375, 500), 20, 119),  # pieces of 64 MiB, as those of a loader, will follow
-        ((375, 500), 200, 200),
-        ((375, 500), 2000, BATCH_SIZE),
+        ((3000, 4000), 5, 7),  # pieces of 256 MiB, as those of a loader, will follow
+        ((1000, 1500), 20, 59),
+        ((1000, 1500), 200, 200),
+        ((1000, 1500), 2000, 238),
+        ((375, 500), 20, BATCH_SIZE),
     ],
 )
 def test_the_first_batch_is_as_large_as_those_that_are_expected(
@@ -73,10 +74,11 @@ def test_the_first_batch_is_as_large_as_those_that_are_expected(
 
 def test_a_pipeline_for_other_batches_is_another_one_and_one_for_fewer_is_built_anew(monkeypatch):
     made = played_dali.play(monkeypatch, room=2**30)
-    for shape, images in [((375, 500), 20), ((3000, 4000), 40), ((375, 500), 9), ((375, 500), 900)]:
+    middle = (1000, 1500)
+    for shape, images in [(middle, 20), ((3000, 4000), 40), (middle, 9), (middle, 900)]:
         decode_like(shape, images)
-    assert [len(pipeline.fed[0]) for pipeline in made] == [119, 29, BATCH_SIZE]
-    decode_like((375, 500), 20)
+    assert [len(pipeline.fed[0]) for pipeline in made] == [59, 29, 238]
+    decode_like(middle, 20)
     decode_like((3000, 4000), 7)
     assert len(made) == 3
 

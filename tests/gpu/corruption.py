@@ -58,7 +58,12 @@ def probe(load, copy, reads):
         with hardware_load(load):
             quiet = pixels(path)
             with copied(copy), backlog():
-                wrong = sum(not (pixels(path) == quiet).all() for _ in range(reads))
+                wrong = 0
+                for number in range(1, reads + 1):
+                    is_wrong = not (pixels(path) == quiet).all()
+                    wrong += is_wrong
+                    # At once, for whoever is cut off.
+                    print(f"read {number}: {'WRONG' if is_wrong else 'right'}", flush=True)
     label = "DALI's own" if load is None else load
     print(f"hardware load {label}, copy {copy}: {wrong} of {reads} reads wrong", flush=True)
     sys.exit(wrong > 0)

@@ -1,6 +1,6 @@
 """What the hardware's JPEG engines do with a batch, and what pipelines cost; not run on a GPU yet.
 
-share    batches of 256, of 119 (a piece of a loader) and of 29 (12 MP), decoded over and over in
+share    batches of 256, of 119 (as of 3 MP) and of 29 (12 MP), decoded over and over in
          pipelines that first saw 1, 29, 119 or 256 images: the engines' use and images per second.
          If the first batch settles the engines' share, they differ; the package has a pipeline
          begin with as many as its batches will have.

@@ -109,6 +109,20 @@ def by_key(frame):
     return frame.compute().sort_values("__key__").reset_index(drop=True)
 
 
+def grouped(frame):
+    """Numbers of groups, in the order of their keys."""
+    made = frame.groupby(["half", "width"]).agg({"height": ["mean", "max", "std"]}).compute()
+    made = made.to_pandas() if hasattr(made, "to_pandas") else made
+    return made.sort_index().astype("float64").fillna(-1).to_numpy()
+
+
+def by_value(counts):
+    """Values and how often there are, in order."""
+    counts = counts.compute()
+    counts = counts.to_pandas() if hasattr(counts, "to_pandas") else counts
+    return sorted((int(value), int(number)) for value, number in counts.items())
+
+
 def batches(frame, size=5, **options):
     return [dict(batch) for batch in frame.images.iter_batches(size, **options)]
 
@@ -182,6 +196,32 @@ FLOWS = {
     "repartition": lambda f: f.read().repartition(npartitions=1).compute(),
     "set_index": lambda f: f.read().set_index("__key__").compute().reset_index(),
     "group": lambda f: f.read().groupby("cls").width.sum().compute().to_frame("s").reset_index(),
+    "outer merge": lambda f: (
+        lambda d: by_key(d[d.cls > 3].merge(d[d.cls < 6][["__key__", "width"]], "outer", "__key__"))
+    )(f.read()[["__key__", "cls", "txt"]].assign(width=3)),
+    "groups of two keys": lambda f: grouped(f.read("ragged").assign(half=lambda d: d.height // 20)),
+    "distinct values": lambda f: (
+        lambda d: [int(d.cls.nunique().compute()), *by_value(d.cls.value_counts())]
+    )(f.read()),
+    "spread": lambda f: [
+        float(getattr(f.read().cls, name)().compute()) for name in ("std", "var", "mean", "max")
+    ],
+    "clipped": lambda f: f.read().cls.clip(2, 5).compute(),
+    "texts": lambda f: (
+        lambda d: d.assign(
+            **{
+                "long": d.txt.str.len(),
+                "with 1": d.txt.str.contains("1"),
+                "first": d.txt.str.startswith("caption 1"),
+                "pattern": d.txt.str.contains("[12]$"),
+                "upper": d.txt.str.upper(),
+                "other": d.txt.str.replace("caption", "c"),
+                "part": d.txt.str[:4],
+            }
+        ).compute()
+    )(f.read("several")[["__key__", "txt"]]),
+    "rows by texts": lambda f: (lambda d: d[d.txt.str.contains("t1")].compute())(f.read()),
+    "mean of texts": lambda f: float(f.read().txt.str.len().mean().compute()),
     "duplicates of a column": lambda f: len(f.read().drop_duplicates(subset=["cls"]).compute()),
     # References, decoded later.
     "references": lambda f: f.read(decode=False).drop(columns="image").compute(),

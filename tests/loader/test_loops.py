@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import warnings
 
 import pytest
 from small_frames import lazy_frame, small_frame
@@ -187,3 +188,36 @@ def test_a_part_that_is_passed_holds_in_workers(ddf):
     assert keys(dataloader(ddf, shard=None)) == whole(None, ddf, 0)
     with pytest.raises(dii.ArgumentError, match=r"shard=\(2, 2\)"):
         dataloader(ddf, shard=(2, 2))
+
+
+def repetitions_told(loader, epochs):
+    """How often a loop over each epoch is said to be the one before it; None sets no epoch."""
+    told = []
+    for epoch in epochs:
+        if epoch is not None:
+            loader.dataset.set_epoch(epoch)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in loader:
+                pass
+        told.append(sum("same random crops" in str(each.message) for each in caught))
+    return told
+
+
+@pytest.mark.parametrize("workers", [NONE, SOME], ids=str)
+def test_a_second_loop_with_the_same_order_is_told_once(ddf, workers):
+    assert repetitions_told(dataloader(ddf, **workers), [0, 1, None, None]) == [0, 0, 1, 0]
+
+
+def test_it_is_told_of_crops_and_mixes_and_not_of_an_evaluation(ddf, shards):
+    read = {"size": 8, "backend": "pandas"}
+    plain = dii.read_webdataset_images(shards, **read)
+    crops = dii.read_webdataset_images(shards, augment="random_resized_crop", **read)
+    assert repetitions_told(mixed(ddf), [None, None, None]) == [0, 1, 0]
+    assert repetitions_told(crops.images.dataloader(9, columns=[]), [None] * 3) == [0, 1, 0]
+    assert repetitions_told(plain.images.dataloader(9, columns=[]), [None] * 3) == [0, 0, 0]
+    assert repetitions_told(dataloader(ddf), [0, 0]) == [0, 0], "it was asked for"
+    # The rest of a loop that was left is another part of it.
+    loader = mixed(ddf)
+    next(iter(loader))
+    assert repetitions_told(loader, [None]) == [0]

@@ -90,7 +90,14 @@ FAULTS = (
     Fault(
         "DALI's inputs are not kept",
         DALI,
-        {"self._pipeline.inputs_underway = inputs\n": "pass\n"},
+        {
+            "self._pipeline.inputs_underway = inputs\n": "pass\n",
+        },
+    ),
+    Fault(
+        "a copy of the host's images is not kept",
+        PIXELS,
+        {".set(array, stream": ".set(array.copy(), stream"},
     ),
     Fault("counters are not set to zero", PIXELS, {"blockDim.x) own[k] = 0;": "blockDim.x) ;"}),
     Fault(

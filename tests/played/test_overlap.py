@@ -35,10 +35,10 @@ class Log:
 
     def __init__(self, monkeypatch):
         self.lines, self.alive, self.most = [], weakref.WeakSet(), 0
-        self.before = lambda line: None  # called before a line is written
+        self.before = self.after = lambda line: None  # called where a line is written
         self._owners = {}
         self._lock = threading.Lock()
-        run, as_input = dali.BatchPipeline.run, dali.DaliDecoder._as_input
+        decode, as_input = dali.DaliDecoder._decode, dali.DaliDecoder._as_input
         read, append = task._read_shard, DevicePixels.append
 
         def logged_read(*args):
@@ -51,14 +51,14 @@ class Log:
             self.write("has a batch")
             return inputs
 
-        def logged_run(pipeline, **inputs):
+        def logged_decode(decoder, inputs):
             owner = self._owners.pop(id(inputs["images"]))
             self.write("is decoded", owner)
-            outputs = run(pipeline, **inputs)
-            self.alive.update(outputs)
+            images = decode(decoder, inputs)
+            self.alive.add(images)
             self.most = max(self.most, len(self.alive))
             self.write("was decoded", owner)
-            return outputs
+            return images
 
         def logged_append(buffer, images):
             self.write("copies")
@@ -67,7 +67,7 @@ class Log:
 
         monkeypatch.setattr(task, "_read_shard", logged_read)
         monkeypatch.setattr(dali.DaliDecoder, "_as_input", logged_input)
-        monkeypatch.setattr(dali.BatchPipeline, "run", logged_run)
+        monkeypatch.setattr(dali.DaliDecoder, "_decode", logged_decode)
         monkeypatch.setattr(DevicePixels, "append", logged_append)
 
     def write(self, what, who=None):
@@ -75,6 +75,7 @@ class Log:
         self.before(line)
         with self._lock:
             self.lines.append(line)
+        self.after(line)
 
     def of(self, who):
         return [what for owner, what in self.lines if owner == who]
@@ -97,13 +98,14 @@ def test_a_partition_is_scanned_and_its_first_batch_made_while_another_is_decode
     log, ready = Log(monkeypatch), threading.Event()
 
     def before(line):
-        who, what = line
-        if what == "has a batch" and any(other != who for other, _ in log.lines):
-            ready.set()
-        if what == "was decoded":
+        if line[1] == "was decoded":
             until(ready)
 
-    log.before = before
+    def after(line):
+        if len({who for who, what in log.lines if what == "has a batch"}) == 2:
+            ready.set()
+
+    log.before, log.after = before, after
     assert len(read(shards[:2], 2)) == 2 * IMAGES
     first = next(who for who, what in log.lines if what == "is decoded")
     (other,) = {who for who, _ in log.lines} - {first}

@@ -66,14 +66,11 @@ def test_copies_do_not_wait_for_the_default_stream():
         assert not NULL.done
 
 
-def test_dali_has_its_inputs_until_a_batch_is_collected():
+def test_dali_has_its_inputs_until_a_batch_is_decoded():
     """Its threads read them without a copy, in the time between."""
     photos = [photograph(20, 16, n) for n in range(5)]
     files = [np.frombuffer(encode(photo, "png"), np.uint8) for photo in photos]
-    decoder = DaliDecoder(DecodeSpec(device="gpu"), "encoded")
-    pipeline = decoder._batch_pipeline
-    pipeline.schedule(**decoder._as_input(files))
-    (images,) = pipeline.collect()
+    (images,) = DaliDecoder(DecodeSpec(device="gpu"), "encoded").run([files])
     buffer = DevicePixels(5 * 20 * 16 * 3)
     buffer.append(images)
     want = np.stack([np.asarray(photo) for photo in photos])

@@ -541,7 +541,7 @@ class BackendContract:
         np.testing.assert_allclose(statistics["mean"], pixels.mean(axis=0))
         np.testing.assert_allclose(statistics["std"], pixels.std(axis=0))
         small = frame.images.thumbnails(10).images.arrays()
-        assert [a if a is None else a.shape for a in small] == [(8, 10, 3), None, (10, 7, 3)]
+        assert [a if a is None else a.shape for a in small] == [(8, 10, 3), None, (10, 6, 3)]
         encoded = to_arrow(frame.assign(file=frame.images.encode("png")))["file"].to_pylist()
         with Image.open(io.BytesIO(bytes(encoded[0]))) as image:
             np.testing.assert_array_equal(np.asarray(image), arrays[0])

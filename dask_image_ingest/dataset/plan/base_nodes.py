@@ -17,7 +17,7 @@ from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.scan.partitioning import Partition
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.storage import Search
-from dask_image_ingest.typedefs import DataFrame
+from dask_image_ingest.typedefs import DataFrame, Series
 
 
 def is_optimized(expr: dx.Expr, dependents: Dependents) -> bool:
@@ -64,7 +64,7 @@ def used_by(expr: dx.Expr, dependents: Dependents) -> list[dx.Expr]:
     return [parent for parent in parents if parent is not None]
 
 
-def _unchanged(mask: dx.Expr) -> Any:
+def _unchanged(mask: dx.Expr) -> dx.Expr:
     return mask
 
 
@@ -130,7 +130,7 @@ def filtered(frame: dx.Expr, mask: dx.Expr) -> Filter:
 _ARROW = pd.ArrowDtype(pa.bool_())
 
 
-def _arrow_first(mask: dx.Expr) -> Any:
+def _arrow_first(mask: dx.Expr) -> dx.Expr:
     """A mask whose operands of dtype ``bool[pyarrow]`` stand left of those of ``boolean``.
 
     pandas (up to 3.1) computes ``arrow & boolean``, but ``boolean & arrow`` raises a TypeError if
@@ -242,7 +242,7 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
         return list(self.operands[0].meta.columns) if columns is None else list(columns)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.operands[0].meta[self.columns]
 
     def _divisions(self) -> tuple[Any, ...]:
@@ -351,7 +351,7 @@ def _tail(frame: dx.Expr, tail: dx.Tail) -> dx.Expr:
     return LastRows(dx.Partitions(frame, [frame.npartitions - 1]), tail.n)
 
 
-def _last_rows(frame: DataFrame, n: int) -> Any:
+def _last_rows(frame: DataFrame, n: int) -> DataFrame:
     return frame.tail(n)
 
 
@@ -367,7 +367,7 @@ class LastRows(dx.Blockwise):
     operation = staticmethod(_last_rows)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.frame._meta
 
 
@@ -434,7 +434,7 @@ class AssignSideBySide(SideBySide, dx.AssignAlign):
 _SIDE_BY_SIDE = {dx.FilterAlign: FilterSideBySide, dx.AssignAlign: AssignSideBySide}
 
 
-def _filter_rows(frame: DataFrame, predicate: Predicate) -> Any:
+def _filter_rows(frame: DataFrame, predicate: Predicate) -> DataFrame:
     table = backend_of(frame).to_arrow(frame[sorted(columns_of(predicate))])
     return frame.iloc[np.flatnonzero(holds(predicate, table))]
 
@@ -447,7 +447,7 @@ class FilterRows(ImageNode, dx.Blockwise):
     operation = staticmethod(_filter_rows)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.frame._meta
 
     def _simplify_up(self, parent: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -457,7 +457,7 @@ class FilterRows(ImageNode, dx.Blockwise):
         return None
 
 
-def _mask_of_rows(frame: DataFrame, positions: np.ndarray) -> Any:
+def _mask_of_rows(frame: DataFrame, positions: np.ndarray) -> Series:
     mask = backend_of(frame).numpy.zeros(len(frame), bool)
     mask[positions] = True
     return type(frame)({"kept": mask}, index=frame.index)["kept"]
@@ -474,7 +474,7 @@ class RowsAt(ImageNode, dx.Blockwise):
     operation = staticmethod(_mask_of_rows)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return _mask_of_rows(self.frame._meta, np.empty(0, np.int64))
 
     def _blockwise_arg(self, arg: object, i: int) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar, TypeAlias
 
 from dask_image_ingest import dask_internals as dx
@@ -30,7 +30,7 @@ from dask_image_ingest.dataset.plan.operations import (
     is_total,
     over_rows,
 )
-from dask_image_ingest.typedefs import AnyFrame, DataFrame
+from dask_image_ingest.typedefs import AnyFrame, AnySeries, DataFrame
 
 # Operations of Dask that fail, or lose the columns that they sort by, if a projection goes below.
 # One that leaves out the other frame of an alignment has its rows in other partitions.
@@ -45,7 +45,7 @@ class AppendsColumns(TakesFilters, dx.Blockwise):
         """The names of the appended columns."""
         raise NotImplementedError
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         """``parent`` over a narrower node, with the ``wanted`` columns; None if that is all."""
         raise NotImplementedError
 
@@ -118,7 +118,7 @@ class Columns(ImageNode, dx.Blockwise):
     operation = staticmethod(operator.getitem)
 
 
-def select_columns(frame: AnyFrame, columns: Iterable[Any]) -> Any:
+def select_columns(frame: AnyFrame, columns: Iterable[Hashable]) -> AnyFrame:
     """``frame[columns]``, for functions of this package, after which users may do anything."""
     columns = list(columns)
     if not isinstance(frame, dx.FrameBase) or not is_badly_projected(frame.expr):
@@ -126,7 +126,7 @@ def select_columns(frame: AnyFrame, columns: Iterable[Any]) -> Any:
     return dx.new_collection(Columns(frame.expr, columns))
 
 
-def uses_columns(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Any]) -> bool:
+def uses_columns(predicate: dx.Expr, frame: dx.Expr, columns: frozenset[Hashable]) -> bool:
     """True if a predicate uses some of these columns of ``frame``, or ``frame`` as a whole.
 
     Any expression of the same class counts as ``frame``: the optimiser may have narrowed it in the
@@ -166,12 +166,12 @@ class MapColumns(AppendsColumns, PreservesRows):
         _outputs: object,
         _inputs: object,
         *operands: Any,
-    ) -> Any:
+    ) -> DataFrame:
         """Apply the function to one partition."""
         return function(frame, *operands)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         operands = (None if isinstance(op, dx.Expr) else op for op in self.operands[4:])
         return self.function(self.frame._meta, *operands)
 
@@ -180,7 +180,7 @@ class MapColumns(AppendsColumns, PreservesRows):
         """The outputs."""
         return frozenset(self.outputs)
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         if not wanted & self.added:
             return type(parent)(self.frame, *parent.operands[1:])
         # All outputs stay: the function computes them together.
@@ -203,7 +203,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
     names: tuple[str, ...]
 
     @staticmethod
-    def operation(frame: DataFrame, names: tuple[str, ...], *values: Any) -> Any:
+    def operation(frame: DataFrame, names: tuple[str, ...], *values: Any) -> DataFrame:
         """Assign the values to one partition."""
         return frame.assign(**dict(zip(names, values, strict=True)))
 
@@ -252,7 +252,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
             return None
         return type(self)(frame, self.names, *(over_rows(value, rows, frame) for value in values))
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         names = tuple(name for name in self.names if name in wanted)
         if not names:
             return type(parent)(self.frame, *parent.operands[1:])
@@ -263,7 +263,7 @@ class AssignColumns(AppendsColumns, PreservesRows):
         return type(parent)(type(self)(self.frame[needed], names, *values), *parent.operands[1:])
 
 
-def assign_columns(frame: AnyFrame, columns: dict[str, Any]) -> Any:
+def assign_columns(frame: AnyFrame, columns: Mapping[str, AnySeries]) -> AnyFrame:
     """``frame.assign(**columns)``; of a lazy frame, one below which filters go."""
     if not isinstance(frame, dx.FrameBase):
         return frame.assign(**columns)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
@@ -37,7 +37,7 @@ from dask_image_ingest.dataset.scan.rows import (
     decoded_meta,
 )
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
-from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
+from dask_image_ingest.dataset.schema.columns import HEADERS, Schema, region_field
 from dask_image_ingest.frames import REFERENCE, backend_of, get_backend
 from dask_image_ingest.storage import Search, Shard
 from dask_image_ingest.typedefs import DataFrame
@@ -108,7 +108,7 @@ class Dataset:
         return (None,) * (len(self.partitions) + 1)
 
     @functools.cached_property
-    def meta(self) -> Any:
+    def meta(self) -> DataFrame:
         """An empty frame, with references in place of images."""
         types = {**self.schema.types, **dict.fromkeys(self.schema.images, REFERENCE)}
         return get_backend(self.options.backend).meta(types)
@@ -186,7 +186,7 @@ class Scan(TakesFilters, Read):
             limit=self.operand("limit"),
             member_columns=tuple(m for m in dataset.schema.member_columns if m.column in used),
             sidecar=tuple(c for c in dataset.schema.sidecar if c.column in {*used, "__key__"}),
-            errors=dataset.schema.errors,
+            made={name: dataset.schema.types[name] for name in dataset.schema.made},
             known_extensions=known_extensions,
         )
 
@@ -210,7 +210,7 @@ class Scan(TakesFilters, Read):
             return None
         schema, backend = self.dataset.schema, self.dataset.options.backend
         # These have values only after a decode.
-        decoded = schema.errors.union(schema.images)
+        decoded = schema.made.union(schema.images)
         types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
         return as_predicate(mask, self, types, backend)
 
@@ -259,7 +259,7 @@ class ScanPlaceholder(dx.Expr):
     _parameters: ClassVar = ["empty"]
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return self.operand("empty")
 
     def _divisions(self) -> tuple[None, None]:
@@ -309,7 +309,7 @@ class _FusedTask:
     task: Callable[[dict[Any, Any]], Any]
     source: tuple[str, int]
 
-    def __call__(self, frame: DataFrame) -> Any:
+    def __call__(self, frame: DataFrame) -> DataFrame:
         """Apply the operations."""
         return self.task({self.source: frame})
 
@@ -319,7 +319,7 @@ def fuse_with_scan(
     images: Sequence[ColumnDecode],
     only: ErrorFilter,
     limit: int | None,
-    columns: Sequence[Any],
+    columns: Sequence[Hashable],
 ) -> ReadAndDecode | None:
     """Fuse a decode with the scan below ``frame``; None unless only row-wise steps are between."""
     nodes = {node._name: node for node in frame.walk()}
@@ -359,6 +359,7 @@ def _keeps_names(scan: Scan, images: Sequence[ColumnDecode]) -> bool:
     return all(
         column.image in schema.images
         and column.error in (None, schema.field(column.image, "error"))
+        and column.region in (None, region_field(column.image))
         for column in images
     )
 
@@ -418,7 +419,7 @@ class ReadAndDecode(Scan):
         return operations.substitute(source, scan)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return decoded_meta(self.rows._meta, self.decode.images)[self.columns]
 
     def _filtered_task(self, name: Key, index: int) -> dx.Task:

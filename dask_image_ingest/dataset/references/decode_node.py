@@ -8,7 +8,7 @@ once, at its end. Filters go the other way: below the decode.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from collections.abc import Hashable
 from typing import Any, ClassVar
 
 import dask
@@ -28,6 +28,7 @@ from dask_image_ingest.dataset.plan.columns import (
     AppendsColumns,
     AssignColumns,
     uses_columns,
+    value_sources,
 )
 from dask_image_ingest.dataset.plan.operations import (
     ROW_WISE,
@@ -54,6 +55,7 @@ from dask_image_ingest.dataset.scan.rows import (
     decoded_meta,
 )
 from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.typedefs import DataFrame
 
 
 def decode_after(parent: dx.Expr, child: dx.Expr, dependents: Dependents) -> dx.Expr | None:
@@ -150,7 +152,7 @@ class Decode(AppendsColumns, PreservesRows):
     operation = staticmethod(decode_partition)
 
     @functools.cached_property
-    def _meta(self) -> Any:
+    def _meta(self) -> DataFrame:
         return decoded_meta(self.frame._meta, self.images)
 
     @property
@@ -312,7 +314,7 @@ class Decode(AppendsColumns, PreservesRows):
         fused = fuse_with_scan(frame, self.images, self.only, self.limit, self.columns)
         return super()._lower() if fused is None else fused
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         # A decode that drops rows is needed whatever the columns.
         drops_rows = not self._is_length_preserving
         # An index shares the decode of a mask, so that shards are read once for both.
@@ -323,22 +325,32 @@ class Decode(AppendsColumns, PreservesRows):
         )
         if (unused and not drops_rows) or not needed_images:
             return type(parent)(self.frame, *parent.operands[1:])
-        images = tuple(
-            replace(
-                image,
-                error=image.error if image.error in wanted else None,
-                pixels=image.pixels and image.image in wanted,
-            )
-            for image in needed_images
-        )
-        # The error of an image needs its reference, too.
-        wanted = wanted.union(image.image for image in images)
+        images = tuple(image.selected(wanted) for image in needed_images)
+        # The error of an image needs its reference, too; boxes need their labels.
+        wanted = wanted.union(*(image.columns for image in images))
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == self.frame.columns and images == self.images:
             return None
         frame = self.frame if needed == self.frame.columns else self.frame[needed]
         narrower = type(self)(frame, images, self.only, self.limit)
         return type(parent)(narrower, *parent.operands[1:])
+
+
+def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:
+    """(height, width, channels) of all images of a column; None for edges that may differ."""
+    shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
+    height, width, channels = (
+        edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
+    )
+    return height, width, channels
+
+
+def _shape_from(expr: dx.Expr, column: Hashable) -> ImageShape:
+    """Shape of the images that a source expression produces."""
+    shape = None
+    if isinstance(expr, Decode) and list(expr.columns).count(column) == 1:
+        shape = expr.shapes.get(column)
+    return shape or (None, None, None)
 
 
 def unfused(expr: dx.Expr) -> dx.Expr:

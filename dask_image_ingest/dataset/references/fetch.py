@@ -67,7 +67,7 @@ def decode_partition(
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch | None = None,
     backend: BackendName | None = None,
-) -> Any:
+) -> DataFrame:
     """Decode the references of a pandas or cuDF frame.
 
     ``images``, ``only`` and ``limit`` are as for `Decode`; ``draws`` (only without a limit) and
@@ -86,7 +86,7 @@ def decode_partition(
         encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
         if backend not in (None, backend_of(rows).name):
             # Without the columns that the decode makes: references stay on the host.
-            made = {name for column in images for name in column.columns}
+            made = {name for column in images for name in column.made}
             table = backend_of(rows).to_arrow(rows[[n for n in rows.columns if n not in made]])
             rows = get_backend(backend).frame(table, rows.index.to_numpy(), None)
         return rows, encoded

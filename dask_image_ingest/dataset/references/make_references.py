@@ -27,12 +27,12 @@ LOCATION_COLUMNS = ("__url__", "offset", "nbytes")
 _KEY = "__key__"
 
 
-def add_references(frame: DataFrame, image: str, error: str | None) -> Any:
+def add_references(frame: DataFrame, image: str, error: str | None) -> DataFrame:
     """Add references from the columns `LOCATION_COLUMNS` to a pandas or cuDF frame."""
     return backend_of(frame).with_references(frame, references_of_locations(frame), image, error)
 
 
-def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | None) -> Any:
+def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | None) -> DataFrame:
     """Add references that carry the encoded images of a column of a pandas or cuDF frame."""
     references = references_of_bytes(frame, encoded)
     return backend_of(frame).with_references(frame, references, image, error)
@@ -43,7 +43,7 @@ def point_to_images(rows: dx.Expr, image: str, error: str | None) -> dx.Expr:
     return MapColumns(rows, add_references, (image, error), (*LOCATION_COLUMNS, _KEY), image, error)
 
 
-def carry_images(rows: dx.Expr, encoded: Hashable, image: str, error: Any | None) -> dx.Expr:
+def carry_images(rows: dx.Expr, encoded: Hashable, image: str, error: str | None) -> dx.Expr:
     """Lazy `with_encoded`."""
     outputs = (image,) if error is None else (image, error)
     return MapColumns(rows, with_encoded, outputs, (encoded, _KEY), encoded, image, error)

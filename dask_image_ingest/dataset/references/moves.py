@@ -7,8 +7,7 @@ gives the same rows. Operations that are not listed are not rewritten.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
@@ -30,7 +29,7 @@ from dask_image_ingest.dataset.scan.rows import ColumnDecode
 from dask_image_ingest.typedefs import DataFrame
 
 
-def _sort_by_sample(frame: DataFrame, names: tuple[Any, ...]) -> Any:
+def _sort_by_sample(frame: DataFrame, names: tuple[Hashable, ...]) -> DataFrame:
     """Sort rows by shard URL and sample number of their references."""
     # The offset tells rows of references without a number; null references sort last.
     fields = [
@@ -73,7 +72,7 @@ class InOrder(AppendsColumns):
         row_wise = is_row_wise(mask, (self._name, self.frame._name))
         return ([mask], []) if row_wise else ([], [])
 
-    def _projected(self, parent: dx.Expr, wanted: set[Any]) -> dx.Expr | None:
+    def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         names = tuple(name for name in self.names if name in wanted)
         if not names:
             return type(parent)(self.frame, *parent.operands[1:])
@@ -162,13 +161,7 @@ def _project(
     if not isinstance(columns, list):
         return None
     needed = tuple(
-        replace(
-            column,
-            error=column.error if column.error in columns else None,
-            pixels=column.pixels and column.image in columns,
-        )
-        for column in images
-        if column.error in columns or (column.pixels and column.image in columns)
+        column.selected(columns) for column in images if not column.results.isdisjoint(columns)
     )
     if not needed:
         return None
@@ -176,6 +169,8 @@ def _project(
     columns = [*columns, *(column.image for column in needed if not column.pixels)]
     if not set(columns) <= set(references.columns):
         return None  # an error column that the decode appends: the order would differ
+    if not all({*annotated.columns} <= {*columns} for c in needed if (annotated := c.annotations)):
+        return None  # labels that are not selected, and decide which boxes are
     return dx.Projection(references, columns), needed
 
 
@@ -220,7 +215,7 @@ class _NeedsPixelsError(Exception):
 
 
 def _replace_in_all(
-    operands: Iterable[Any], child: dx.Expr, references: dx.Expr, decoded: set[Any]
+    operands: Iterable[Any], child: dx.Expr, references: dx.Expr, decoded: set[Hashable]
 ) -> list[Any]:
     return [
         _replace(operand, child, references, decoded) if isinstance(operand, dx.Expr) else operand
@@ -228,7 +223,7 @@ def _replace_in_all(
     ]
 
 
-def _replace(expr: dx.Expr, child: dx.Expr, references: dx.Expr, decoded: set[Any]) -> dx.Expr:
+def _replace(expr: dx.Expr, child: dx.Expr, references: dx.Expr, decoded: set[Hashable]) -> dx.Expr:
     """Substitute ``references`` for ``child``; raise if a ``decoded`` column is used."""
     if expr._name == child._name:
         raise _NeedsPixelsError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -56,8 +56,8 @@ class ScanSpec:
         Columns from members that the query or its filters need.
     sidecar
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
-    errors
-        Columns of errors, which are null without a decode.
+    made
+        Columns of errors and regions with their types, which are null without a decode.
     known_extensions
         Extensions not warned about; None disables warnings.
     decode
@@ -72,13 +72,13 @@ class ScanSpec:
     limit: int | None
     member_columns: tuple[MemberColumn, ...]
     sidecar: tuple[FileColumn, ...]
-    errors: frozenset[str]
+    made: Mapping[str, pa.DataType]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
     version: str = field(default_factory=own_version)
 
 
-def read_partition(partition: Partition, spec: ScanSpec) -> Any:
+def read_partition(partition: Partition, spec: ScanSpec) -> DataFrame:
     """Read one partition as a dataframe: the samples of its splits, in order.
 
     Pixels are decoded last, and only for the rows that remain.
@@ -139,7 +139,7 @@ def _read_unit(unit: Partition, spec: ScanSpec) -> _Read:
         return None, 0
 
 
-def _no_rows(split: ShardSplit, spec: ScanSpec) -> Any:
+def _no_rows(split: ShardSplit, spec: ScanSpec) -> DataFrame:
     """An empty table or frame of the right dtypes."""
     rows: ImageRows
     if spec.options.root is not None:
@@ -197,7 +197,7 @@ def _read_rows(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> _Read:
     return _materialize(rows, numbers, spec), len(numbers)
 
 
-def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
+def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> DataFrame:
     """These rows as a table with references; with a decode, as a frame with pixels."""
     decode = spec.decode
     if decode is None:
@@ -218,7 +218,7 @@ def _materialize(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> Any:
 _LABEL = "\0label"
 
 
-def _frame(table: pa.Table, spec: ScanSpec) -> Any:
+def _frame(table: pa.Table, spec: ScanSpec) -> DataFrame:
     labels = table.column(_LABEL).to_numpy()
     return get_backend(spec.options.backend).frame(table.drop_columns([_LABEL]), labels, None)
 
@@ -231,7 +231,7 @@ def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
     """
     decode = spec.decode
     members = {member.column: member for member in spec.options.images}
-    nulls = dict.fromkeys(spec.errors, pa.string())
+    nulls = dict(spec.made)
     decoded: set[Any] = set()
     if decode is not None:
         nulls |= {name: METADATA_COLUMNS[name] for name in decode.passed_on}

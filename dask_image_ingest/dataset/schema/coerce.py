@@ -38,6 +38,7 @@ from dask_image_ingest.frames import (
     tensor_array,
     tensor_type,
 )
+from dask_image_ingest.typedefs import TypeLike
 
 # NumPy parses a header as a literal of Python. Those of plain arrays are shorter, and it takes a
 # second for some of 10,000 characters.
@@ -315,7 +316,7 @@ _MISFIT = (
 LARGEST_JSON = 16 << 20
 
 
-def arrow_type(argument: str, type_: object) -> pa.DataType:
+def arrow_type(argument: str, type_: TypeLike) -> pa.DataType:
     """Parse a column type: an Arrow type or its name, or a Python or NumPy type.
 
     Raises

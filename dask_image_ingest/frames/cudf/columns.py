@@ -512,7 +512,7 @@ def frame_from_storage(table: pa.Table, meta: cudf.DataFrame) -> cudf.DataFrame:
     return frame[list(meta.columns)]
 
 
-def _free_name(name: Hashable, taken: Collection[Any]) -> str:
+def _free_name(name: Hashable, taken: Collection[Hashable]) -> str:
     """``name``, with underscores in front until it is not taken."""
     name = str(name)
     while name in taken:

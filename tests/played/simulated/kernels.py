@@ -1,6 +1,7 @@
 """libcudf's functions by Arrow, as far as this package's frames come to them."""
 
 import hashlib
+import operator
 from functools import partial
 
 import numpy as np
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pylibcudf as plc
 
+from simulated import strings
 from simulated.columns import (
     Column,
     Scalar,
@@ -127,19 +129,28 @@ def drop_nulls(table, keys, threshold, stream=None, mr=None):
     return taken(table, np.flatnonzero(valid >= threshold))
 
 
-def stable_distinct(table, keys, keep, nulls, nans, stream=None, mr=None):
-    return taken(table, _first_rows(Table([table.columns()[key] for key in keys])))
+def drop_nans(table, keys, threshold, stream=None, mr=None):
+    numbers = sum(
+        ~pc.is_nan(to_arrow(table.columns()[key])).fill_null(False).to_numpy(False) for key in keys
+    )
+    return taken(table, np.flatnonzero(numbers >= threshold))
+
+
+def stable_distinct(input, keys, keep, nulls_equal=None, nans_equal=None, stream=None, mr=None):
+    return taken(input, _distinct_rows(Table([input.columns()[key] for key in keys]), keep))
 
 
 def distinct_indices(table, keep, nulls, nans, stream=None, mr=None):
-    return from_arrow(pa.array(_first_rows(table), pa.int32()))
+    return from_arrow(pa.array(_distinct_rows(table, keep), pa.int32()))
 
 
-def _first_rows(table):
-    first = {}
+def _distinct_rows(table, keep):
+    found = {}
     for row, key in enumerate(keys_of(table)):
-        first.setdefault(key, row)
-    return [*first.values()]
+        found.setdefault(key, []).append(row)
+    if keep.name == "KEEP_NONE":
+        return [rows[0] for rows in found.values() if len(rows) == 1]
+    return sorted(rows[-1 if keep.name == "KEEP_LAST" else 0] for rows in found.values())
 
 
 def concatenate(objects, stream=None, mr=None):
@@ -213,6 +224,7 @@ _BINARY = {
     "MOD": _floats(_remainder),
     "PYMOD": _floats(_remainder),
     "POW": _floats(pc.power),
+    "INT_POW": pc.power,
     "EQUAL": pc.equal,
     "NOT_EQUAL": pc.not_equal,
     "LESS": pc.less,
@@ -242,11 +254,30 @@ def binary_operation(left, right, operator, dtype, stream=None, mr=None):
     return from_arrow(one(pc.cast(_BINARY[name](left, right), type_, safe=False)))
 
 
+class Spread:
+    """An aggregation that tells its degrees of freedom, which libcudf's does not."""
+
+    def __init__(self, real, ddof=1):
+        self.kind, self.ddof = real(ddof).kind, ddof
+
+
+_SPREADS = {"STD": pc.stddev, "VARIANCE": pc.variance}
+
+
 def reduce(column, aggregation, dtype, stream=None, mr=None):
     kind, array = aggregation.kind().name, to_arrow(column)
+    if kind in _SPREADS:
+        return Scalar(_SPREADS[kind](array, ddof=aggregation.ddof, min_count=aggregation.ddof + 1))
     array = array.cast(pa.bool_()) if kind in ("ANY", "ALL") else array
     value = getattr(pc, kind.lower())(array)
     return Scalar(pa.scalar(value.as_py(), arrow_type(dtype)))
+
+
+def scan(column, aggregation, inclusive, stream=None, mr=None):
+    assert inclusive == plc.reduce.ScanType.INCLUSIVE
+    name = {"SUM": "sum", "MIN": "min", "MAX": "max", "PRODUCT": "prod"}[aggregation.kind().name]
+    array = to_arrow(column)
+    return from_arrow(getattr(pc, f"cumulative_{name}")(array, skip_nulls=True).cast(array.type))
 
 
 def minmax(column, stream=None, mr=None):
@@ -269,6 +300,20 @@ def replace_nulls(column, value, stream=None, mr=None):
     return from_arrow(one(pc.coalesce(array, pc.cast(arrow(value), array.type))))
 
 
+def clamp(column, low, high, low_for=None, high_for=None, stream=None, mr=None):
+    array = to_arrow(column)
+    if low.value.is_valid:
+        array = pc.max_element_wise(array, low.value, skip_nulls=False)
+    if high.value.is_valid:
+        array = pc.min_element_wise(array, high.value, skip_nulls=False)
+    return from_arrow(one(array))
+
+
+def round_(column, digits=0, method=None, stream=None, mr=None):
+    way = {"HALF_EVEN": "half_to_even", "HALF_UP": "half_towards_infinity"}[method.name]
+    return from_arrow(one(pc.round(to_arrow(column), digits, way)))
+
+
 def murmur(table, seed=0, stream=None, mr=None):
     digests = (hashlib.blake2b(repr(key).encode(), digest_size=4) for key in keys_of(table))
     return from_arrow(pa.array((int(d.hexdigest(), 16) for d in digests), pa.uint32()))
@@ -277,6 +322,22 @@ def murmur(table, seed=0, stream=None, mr=None):
 def quantiles(table, shares, interp=None, is_sorted=None, order=None, nulls=None, stream=None):
     rows = numpy(sorted_order(table, order, nulls))
     return taken(table, [int(rows[round(share * (len(rows) - 1))]) for share in shares])
+
+
+def find_and_replace_all(column, values, replacements, stream=None, mr=None):
+    array, values, replacements = map(to_arrow, (column, values, replacements))
+    places = pc.index_in(array, values)
+    new = pc.take(replacements, places)
+    return from_arrow(one(pc.if_else(pc.is_valid(places), new, array)))
+
+
+def quantile(column, shares, interpolation, ordered=None, exact=True, stream=None, mr=None):
+    array = to_arrow(column)
+    if ordered is not None:
+        array = array.take(to_arrow(ordered))
+    name = interpolation.name.lower()
+    values = np.quantile(array.drop_null().to_numpy(), shares, method=name) if len(array) else []
+    return from_arrow(pa.array(values, pa.float64() if exact else array.type))
 
 
 def transpose(table, stream=None, mr=None):
@@ -374,6 +435,14 @@ def is_sorted(table, order, nulls, stream=None):
     return numpy(sorted_order(table, order, nulls)).tolist() == [*range(table.num_rows())]
 
 
+def full_join(left, right, nulls, stream=None, mr=None):
+    first, second = map(numpy, join(left, right, nulls, kind="left"))
+    alone = np.setdiff1d(np.arange(right.num_rows()), second)
+    nothing = np.full(len(alone), -(2**31))
+    rows = (first, nothing), (second, alone)
+    return tuple(from_arrow(pa.array(np.concatenate(each).astype(np.int32))) for each in rows)
+
+
 def join(left, right, nulls, stream=None, mr=None, *, kind):
     places = {}
     for row, key in enumerate(keys_of(right)):
@@ -403,6 +472,9 @@ _AGGREGATIONS = {
     "MEAN": lambda values, there: sum(there) / len(there) if there else None,
     "NTH_ELEMENT": lambda values, there: next(iter(there), None),
     "NUNIQUE": lambda values, there: len(set(there)),
+    "STD": lambda values, there, ddof: np.std(there, ddof=ddof) if len(there) > ddof else None,
+    "VARIANCE": lambda values, there, ddof: np.var(there, ddof=ddof) if len(there) > ddof else None,
+    "MEDIAN": lambda values, there: np.median(there) if there else None,
 }
 
 
@@ -431,17 +503,18 @@ class GroupBy:
         array = to_arrow(request.values)
         for aggregation in request.aggregations:
             kind, made = aggregation.kind().name, []
+            options = {"ddof": aggregation.ddof} if kind in _SPREADS else {}
             for group in self._groups.values():
                 values = [array[int(row)].as_py() for row in group]
                 there = [value for value in values if value is not None]
-                made.append(_AGGREGATIONS[kind](values, there))
+                made.append(_AGGREGATIONS[kind](values, there, **options))
             yield from_arrow(pa.array(made, _aggregated_type(kind, array.type)))
 
 
 def _aggregated_type(kind, type_):
     if kind.startswith("COUNT") or kind == "NUNIQUE":
         return pa.int32()
-    if kind == "MEAN":
+    if kind in ("MEAN", "STD", "VARIANCE", "MEDIAN"):
         return pa.float64()
     return pa.int64() if kind == "SUM" and pa.types.is_integer(type_) else type_
 
@@ -488,6 +561,7 @@ _FUNCTIONS = {
         "apply_retention_mask": apply_mask,
         "apply_boolean_mask": apply_mask,
         "drop_nulls": drop_nulls,
+        "drop_nans": drop_nans,
         "stable_distinct": stable_distinct,
         "distinct_indices": distinct_indices,
     },
@@ -503,6 +577,7 @@ _FUNCTIONS = {
     "binaryop": {"binary_operation": binary_operation},
     "reduce": {
         "reduce": reduce,
+        "scan": scan,
         "minmax": minmax,
         "distinct_count": distinct_count,
         "unique_count": distinct_count,
@@ -519,6 +594,7 @@ _FUNCTIONS = {
     "join": {
         "inner_join": partial(join, kind="inner"),
         "left_join": partial(join, kind="left"),
+        "full_join": full_join,
         "left_semi_join": partial(join, kind="semi"),
         "left_anti_join": partial(join, kind="anti"),
     },
@@ -542,10 +618,20 @@ _FUNCTIONS = {
         "lower_bound": partial(bound, side="left"),
         "upper_bound": partial(bound, side="right"),
     },
-    "replace": {"replace_nulls": replace_nulls},
-    "quantiles": {"quantiles": quantiles},
+    "replace": {
+        "replace_nulls": replace_nulls,
+        "clamp": clamp,
+        "find_and_replace_all": find_and_replace_all,
+    },
+    "round": {"round": round_},
+    "aggregation": {
+        "std": partial(Spread, plc.aggregation.std),
+        "variance": partial(Spread, plc.aggregation.variance),
+    },
+    "quantiles": {"quantiles": quantiles, "quantile": quantile},
     "transpose": {"transpose": transpose},
     "groupby": {"GroupBy": GroupBy, "GroupByRequest": GroupByRequest},
+    **{f"strings.{module}": functions for module, functions in strings.FUNCTIONS.items()},
 }
 
 
@@ -553,7 +639,7 @@ def install():
     """Put these in libcudf's place, before cuDF is imported."""
     for module, functions in _FUNCTIONS.items():
         for name, function in functions.items():
-            real = getattr(plc, module)
+            real = operator.attrgetter(module)(plc)
             assert hasattr(real, name), f"pylibcudf.{module} has no {name}"
             setattr(real, name, function)
     plc.Column, plc.Table, plc.Scalar = Column, Table, Scalar
