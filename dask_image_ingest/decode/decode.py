@@ -116,8 +116,11 @@ def decode_in_batches(
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
             if decoding.resized_here:
                 decoded = _resized(decoded, rows, batch, decoding)
-            if rows and dali.transform is not None:
+            if rows and (dali.augments or dali.transform):
                 origins = [decoding.drawn(images.origin(row)) for row in rows]
+            if rows and dali.augments is not None:
+                decoded = dali.augments.run(decoded, origins)
+            if rows and dali.transform is not None:
                 decoded = dali.transform.run(_materialized(decoded), origins)
             shapes[rows] = _shapes(decoded)
             if itemsizes is not None:
@@ -196,7 +199,9 @@ def _pillow_outputs(
             arrays[row] = future.result()
     if not arrays or decoding.device == "cpu":
         return arrays
-    if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
+    if decoding.mode == "raw" or not (
+        decoding.size or decoding.transform or decoding.pixel_augments
+    ):
         return arrays
     items: list[Item] = list(arrays.values())
     if decoding.takes_regions:

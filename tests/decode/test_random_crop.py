@@ -256,7 +256,7 @@ def test_equal_crops_are_one_query_and_others_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": "random_crop"}, "'random_resized_crop', or a RandomResizedCrop"),
+        ({"augment": "random_crop"}, "pass 'random_resized_crop'"),
         ({"augment": CROP, "size": None}, "pass size="),
         ({"augment": CROP, "resize": "crop"}, "leave resize= out"),
         ({"augment": CROP, "mode": "raw", "transform": len}, "mode='raw'"),

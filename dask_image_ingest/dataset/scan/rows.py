@@ -369,10 +369,10 @@ def put_pixels(
             "(or repartition the frame), or size= to decode smaller images"
         )
     decoded = [
-        _decode(column, *encoded_column, backend)
+        _decode(column, encoded_column, size, backend)
         if column.pixels or column.error is not None or only is not None
         else None
-        for column, *encoded_column in zip(images, encoded, sizes, strict=True)
+        for column, encoded_column, size in zip(images, encoded, sizes, strict=True)
     ]
     if only is not None:
         rows = zip(*(pixels.errors for pixels in decoded if pixels), strict=True)
@@ -383,8 +383,8 @@ def put_pixels(
         if len(kept) < len(failed):
             frame, decoded = frame.iloc[kept], [pixels and pixels.take(kept) for pixels in decoded]
             encoded = [column.take(kept) for column in encoded]
-    for column, *made in zip(images, encoded, decoded, strict=True):
-        frame = column.into(frame, *made)
+    for column, encoded_column, pixels in zip(images, encoded, decoded, strict=True):
+        frame = column.into(frame, encoded_column, pixels)
     return frame
 
 

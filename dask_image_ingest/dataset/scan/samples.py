@@ -40,6 +40,7 @@ from dask_image_ingest.index import (
     StoredIndex,
     UnusableIndexError,
     open_stored,
+    way_out,
 )
 from dask_image_ingest.storage import (
     ByteReader,
@@ -368,7 +369,7 @@ def open_samples(
     with ExitStack() as opened:
         stored = known_samples(opened, index, storage_options, warn)
         if stored is not None:
-            late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
+            late = opened.enter_context(open_late(shard, storage_options, stored.check))
             yield SampleRows(url, late, stored, options, member_columns, sidecar)
             return
         content = opened.enter_context(open_shard(url, storage_options, shard))
@@ -423,14 +424,14 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
     """
     if index.required:
         raise ShardError(
-            f"the index {index.url} can't be used: {error}. Write it with write_index(), or "
-            "leave out index=True"
+            f"the index {index.url} can't be used: {error}, and index=True wants one of "
+            f"{index.shard.url}. {way_out(index.url)}"
         ) from error
     if warn:
         # Names the worker: others may be able to use it.
         warn_user(
             f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
-            f"{this_worker()}"
+            f"{this_worker()}. {way_out(index.url)}"
         )
 
 
