@@ -22,7 +22,7 @@ from dask_image_ingest.decode.buffers import (
     from_bytes,
     pixels_of,
 )
-from dask_image_ingest.decode.dali import decode_pool, decode_threads
+from dask_image_ingest.decode.dali import decode_pool, decode_threads, import_decoders
 from dask_image_ingest.decode.decode import decode, decode_views
 from dask_image_ingest.decode.decode_spec import (
     LARGEST_SIZE,
@@ -81,6 +81,7 @@ __all__ = [
     "decode_views",
     "from_bytes",
     "header_of",
+    "import_decoders",
     "is_baseline_jpeg",
     "make_decode_spec",
     "pixels_of",
