@@ -376,13 +376,12 @@ def put_pixels(
             f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
             "(or repartition the frame), or size= to decode smaller images"
         )
-    decoded: list[Pixels | None] = [None] * len(images)
+    made: dict[int, Pixels] = {}
     for group in _shared(images, encoded, only):
         columns, own_sizes = [images[n] for n in group], [sizes[n] for n in group]
-        for number, pixels in zip(
-            group, _decode(columns, encoded[group[0]], own_sizes, backend), strict=True
-        ):
-            decoded[number] = pixels
+        results = _decode(columns, encoded[group[0]], own_sizes, backend)
+        made.update(zip(group, results, strict=True))
+    decoded = [made.get(number) for number in range(len(images))]
     if only is not None:
         rows = zip(*(pixels.errors for pixels in decoded if pixels), strict=True)
         failed = np.array([any(errors) for errors in rows], np.bool_)
@@ -392,8 +391,8 @@ def put_pixels(
         if len(kept) < len(failed):
             frame, decoded = frame.iloc[kept], [pixels and pixels.take(kept) for pixels in decoded]
             encoded = [column.take(kept) for column in encoded]
-    for column, encoded_column, pixels in zip(images, encoded, decoded, strict=True):
-        frame = column.into(frame, encoded_column, pixels)
+    for column, encoded_column, result in zip(images, encoded, decoded, strict=True):
+        frame = column.into(frame, encoded_column, result)
     return frame
 
 
@@ -410,7 +409,8 @@ def _shared(
     for number, (column, data) in enumerate(zip(images, encoded, strict=True)):
         if not (column.pixels or column.error is not None or only is not None):
             continue  # what follows from the header is all that is needed
-        decoding, key = column.decoding, (number,)
+        decoding = column.decoding
+        key: tuple[Hashable, ...] = (number,)
         if len(images) > 1 and decoding.can_share and data.source is not None:
             key = (data.source, decoding.mode, decoding.max_pixels)
         groups.setdefault(key, []).append(number)
