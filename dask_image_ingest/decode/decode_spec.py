@@ -195,6 +195,11 @@ class DecodeSpec:
         return next(moving, None)
 
     @property
+    def can_share(self) -> bool:
+        """True if the result can be cut from the whole image, as from the decode of its region."""
+        return self.augment is not None and self.resized_here and not self.scaled
+
+    @property
     def shape(self) -> ImageShape:
         """Shape of every decoded image, as far as these options determine it."""
         if self.transform is not None or self.mode == "raw":

@@ -16,6 +16,7 @@ from collections.abc import Callable, KeysView, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from operator import itemgetter
 from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
@@ -29,12 +30,12 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import (
     BLOCK,
-    LARGEST_VALUE,
     SPAN_FIELDS,
     Damage,
     Places,
     ShardIndex,
     Skipped,
+    Span,
     SparseMember,
 )
 
@@ -267,28 +268,31 @@ def _digest(footer: bytes) -> bytes:
 def checked_parts(stored: LazyBytes, index: ShardIndex | None) -> list[tuple[int, str]]:
     """The parts of a shard by which its index knows it, with their digests.
 
-    The first bytes, which every reader fetches anyway; a member of the sample in the middle and of
-    the last one, with its header, rather a member whose content is in the index. If any member
-    before them has another size, another header is there. Of a compressed shard, whose ``index``
-    is None, the first and the last bytes: the last ones depend on all of its content.
+    The first bytes, which every reader fetches anyway; what follows the largest member of the
+    sample in the middle, which is labels and texts where images have some; and the small members of
+    the last sample. If a member before has another size, another header is there. Of a compressed
+    shard, whose ``index`` is None, the first and the last bytes: these depend on all before them.
     """
     size = len(stored)
     starts = {0}
     if index is None:
         starts.add(max(0, size - _CHECKED))
     elif len(index):
-        starts.update(_header_of(index, row) for row in (len(index) // 2, len(index) - 1))
-    return [(at, _digest_at(stored, at)) for at in sorted(starts)]
+        at, largest = max(_members(index, len(index) // 2), key=itemgetter(1))
+        last = _members(index, len(index) - 1)
+        small = [span for span in last if span[1] <= _CHECKED]
+        starts |= {at + largest + -largest % BLOCK, min(small or last)[0] - BLOCK}
+    return [(at, _digest_at(stored, at)) for at in sorted(starts) if 0 <= at < size]
 
 
-def _header_of(index: ShardIndex, row: int) -> int:
-    """Where the header of a sample's smallest member begins: a label or text, if it has one."""
-    smallest = (LARGEST_VALUE, 0)
-    for extension in index.extensions:
-        places = index.places(extension)
-        for at in np.flatnonzero(places.rows == row).tolist():
-            smallest = min(smallest, (int(places.sizes[at]), int(places.offsets[at])))
-    return max(0, smallest[1] - BLOCK)
+def _members(index: ShardIndex, row: int) -> list[Span]:
+    """Offset and size of each member of a sample."""
+    members = []
+    for places in map(index.places, index.extensions):
+        at = np.searchsorted(places.rows, row)
+        if at < len(places.rows) and places.rows[at] == row:
+            members.append((int(places.offsets[at]), int(places.sizes[at])))
+    return members
 
 
 def _digest_at(stored: LazyBytes, start: int) -> str:

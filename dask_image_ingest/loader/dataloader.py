@@ -40,7 +40,7 @@ except ImportError as error:
     ) from error
 
 from dask_image_ingest.loader.source import Facts
-from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
+from dask_image_ingest.loader.torch_worker import import_for_workers, sendable, set_up_worker
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -87,6 +87,8 @@ class TorchDataset(IterableDataset):
         # Building an iterator checks the arguments here, rather than in a worker.
         first = self._batches_of(self._loops.next)
         self._is_on_gpu = first.is_on_gpu
+        # Whether images are decoded where this is iterated.
+        self.decodes = first.decodes
         # Whether to warn of a loop that is the same as the one before it.
         self._warns = first.differs_by_epoch
 
@@ -344,6 +346,8 @@ def make_dataloader(
     loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
     if loader.num_workers:
         loader.dataset.refuse_workers()
+        if loader.dataset.decodes:
+            import_for_workers(loader)
     else:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader

@@ -295,6 +295,11 @@ class Batches:
         return self._backend.device == "gpu"
 
     @property
+    def decodes(self) -> bool:
+        """True if images are decoded by the process that iterates, or by its cluster."""
+        return any(source.decodes for source in self._sources)
+
+    @property
     def differs_by_epoch(self) -> bool:
         """True if another epoch has another order or other random crops."""
         shuffled = self._schedule.shuffle is not None

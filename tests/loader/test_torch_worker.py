@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import multiprocessing
 import os
 import resource
 import threading
@@ -102,12 +103,12 @@ def test_what_collate_fn_returns_arrives_as_without_workers(ddf, context):
 
 
 def memory_of(tensor):
-    """The name of the file that a tensor is in, by the kernel's list."""
+    """Number and name of the file that a tensor is in, by the kernel's list."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, _, _, _, *name = line.split(maxsplit=5)
+        addresses, _, _, _, number, *name = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))
         if start <= tensor.data_ptr() < end:
-            return "".join(name)
+            return number, "".join(name)
     raise AssertionError("the tensor is nowhere")
 
 
@@ -127,7 +128,41 @@ def test_no_batch_needs_room_in_dev_shm(ddf, collate):
     for batch in batches:
         value = batch.x if isinstance(batch, Record) else batch
         value = value.get("images", value.get("image")) if isinstance(value, dict) else value
-        assert memory_of(value.values() if value.is_sparse else value).startswith("/memfd:batch")
+        assert memory_of(value.values() if value.is_sparse else value)[1].startswith("/memfd:")
+
+
+def huge(rows):  # than a block that is used again
+    return np.full((1500, 1500), rows[0]["key"], np.uint8)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_memory_of_a_batch_is_used_again_but_not_while_it_is_held(ddf, context):
+    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    loader = ddf.images.dataloader(1, collate_fn=huge, timeout=SECONDS, **options)
+    files, held = [], []
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            assert int(batch.min()) == int(batch.max()) == number
+            files.append(memory_of(batch)[0])
+            if number % 3 == 0:
+                held.append((number, batch[number:, 5:]))
+            batch += 100  # as a training may, in place
+    assert len(set(files)) < len(files) / 2
+    for number, part in held:
+        assert int(part.min()) == int(part.max()) == number + 100
+
+
+def test_a_batch_is_whole_when_its_worker_was_killed(ddf):
+    loader = ddf.images.dataloader(1, collate_fn=huge, num_workers=1, timeout=SECONDS)
+    batches = iter(loader)
+    held = [next(batches), next(batches)]
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join(SECONDS)
+    assert [int(batch.min()) for batch in held] == [int(batch.max()) for batch in held] == [0, 1]
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    assert [int(batch.max()) for batch in loader] == list(range(20))
 
 
 def test_a_full_shared_memory_is_told_and_not_waited_for(ddf, monkeypatch):
