@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -75,6 +75,8 @@ class IndexFile(UrlHolder):
         The combined index as it was listed; None for an index of one shard.
     samples
         Number of samples of the shard; None if unknown.
+    told
+        The shard of this read that a warning has named, since its index is not used; shared.
     """
 
     url: str
@@ -83,6 +85,7 @@ class IndexFile(UrlHolder):
     name: str = ""
     file: Shard | None = None
     samples: int | None = None
+    told: set[str] = field(default_factory=set, compare=False)
 
 
 @contextmanager
@@ -241,6 +244,7 @@ def find_indexes(
             refuse_unindexed(shard.url, f"index={where!r}")
     folder = where if isinstance(where, str) and where != "auto" else None
     indexes = {}
+    told: set[str] = set()
     for location, group in by_folder(shards) if folder is None else [(folder, shards)]:
         members = [(shard, shard_name(shard.url)) for shard in group]
         names: Collection[str] = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
@@ -258,10 +262,11 @@ def find_indexes(
             is_only = own not in names or (unlisted and table and table.may_hold(name, shard))
             if table is not None and (holds or (is_only and name in table.names)):
                 samples = table.samples(name) if holds else None
-                index = IndexFile(combined, shard, where is True, name, table.file, samples)
+                index = IndexFile(combined, shard, where is True, name, table.file, samples, told)
                 indexes[shard.url] = index
             elif where is True or own in names:
-                indexes[shard.url] = IndexFile(index_place(shard.url, folder), shard, where is True)
+                place = index_place(shard.url, folder)
+                indexes[shard.url] = IndexFile(place, shard, where is True, told=told)
     if folder is not None and not indexes:
         warn_user(
             f"index={folder!r} holds an index of none of the {len(shards)} shards, which are read "

@@ -361,16 +361,16 @@ def _write_one(
     target = inside(beside, name)
     output = _output(beside, storage_options)
     if not overwrite:
-        # Beside the shard; staged by an interrupted run, and in the existing combined index.
         known = [IndexFile(own, shard)]
-        if stage:
-            combined = inside(beside, COMBINED_INDEX)
+        if stage:  # staged by an interrupted run, and in the existing combined index
+            known += [IndexFile(target, shard), _in_combined(shard, beside)]
+        if folder is not None:  # published with the shard
             known += [
-                IndexFile(target, shard),
-                IndexFile(combined, shard, name=shard_name(shard.url)),
+                IndexFile(index_place(shard.url, None), shard),
+                _in_combined(shard, folder_of(shard.url)[0]),
             ]
         for place in known:
-            if kept := _kept(place, storage_options):
+            if kept := _kept(place, storage_options, is_here=place.url in (own, target)):
                 outcome, data = kept
                 if data is None:
                     return outcome
@@ -393,12 +393,16 @@ def _write_one(
     return _Outcome(shard.url, target, "written", len(index), len(data), damage)
 
 
-def _kept(
-    index: IndexFile, storage_options: dict[str, Any] | None
-) -> tuple[_Outcome, bytes | None] | None:
-    """The outcome for a valid index; of a copied shard also the bytes of one with its version.
+def _in_combined(shard: Shard, folder: str) -> IndexFile:
+    return IndexFile(inside(folder, COMBINED_INDEX), shard, name=shard_name(shard.url))
 
-    None without a valid index.
+
+def _kept(
+    index: IndexFile, storage_options: dict[str, Any] | None, is_here: bool
+) -> tuple[_Outcome, bytes | None] | None:
+    """The outcome for a valid index; None without one.
+
+    Also the bytes of one to write: if it has not the version of the shard, or lies elsewhere.
     """
     shard, data = index.shard, None
     try:
@@ -406,7 +410,7 @@ def _kept(
             open_stored(index, storage_options) as stored,
             open_late(shard, storage_options, stored.check) as content,
         ):
-            if stored.facts.version != shard.version:
+            if stored.facts.version != shard.version or not is_here:
                 content.open()  # which checks the shard
                 kinds = stored.facts.extensions
                 names = [(kind, name) for kind in kinds for name in kinds[kind]]

@@ -300,6 +300,11 @@ class Batches:
         return any(source.decodes for source in self._sources)
 
     @property
+    def only_decodes(self) -> bool:
+        """True if no function of the user runs for a batch, as far as that is known."""
+        return self._collate is None and all(source.only_decodes for source in self._sources)
+
+    @property
     def differs_by_epoch(self) -> bool:
         """True if another epoch has another order or other random crops."""
         shuffled = self._schedule.shuffle is not None

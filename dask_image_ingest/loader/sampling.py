@@ -131,7 +131,8 @@ class Buckets(NamedTuple):
         ``columns`` are those of all rows. Rows of a bucket have its size, or its values.
         """
         if self.sizes is not None:
-            return _nearest(*columns, self.sizes), list(map(tuple, self.sizes.tolist()))
+            height, width = columns
+            return _nearest(height, width, self.sizes), list(map(tuple, self.sizes.tolist()))
         try:
             codes = [
                 pd.factorize(values.to_numpy(object), use_na_sentinel=False) for values in columns

@@ -31,7 +31,13 @@ from distributed.utils import offload
 from dask_image_ingest.arguments import check_unique, column_names
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
-from dask_image_ingest.dask_internals import FrameBase, convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dask_internals import (
+    FrameBase,
+    Projection,
+    convert_legacy_graph,
+    cull,
+    new_collection,
+)
 from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
     Decode,
@@ -224,6 +230,11 @@ class FrameSource:
         return False
 
     @property
+    def only_decodes(self) -> bool:
+        """True if reading and decoding is all work that is left."""
+        return False
+
+    @property
     def has_random_crops(self) -> bool:
         """True if ``augment=`` is yet to draw its regions."""
         return False
@@ -388,6 +399,11 @@ class LazySource(FrameSource):
     @property
     def decodes(self) -> bool:
         return next(self._frame.expr.find_operations(Decode), None) is not None
+
+    @property
+    def only_decodes(self) -> bool:
+        nodes = self._frame.expr.walk()
+        return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
 
     @property
     def has_random_crops(self) -> bool:

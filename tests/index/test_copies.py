@@ -145,6 +145,34 @@ def test_an_index_of_the_earlier_format_is_known_by_its_version(written, tmp_pat
         dii.read_webdataset_images(copied(written, tmp_path / "copy"), backend="pandas")
 
 
+def test_one_warning_of_a_read_names_the_first(written):
+    dii.write_index(written)
+    for path in set(written.iterdir()) - set(written.glob("*.parquet")):
+        path.touch()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        frame = dii.read_webdataset_images(written, backend="pandas")
+        assert len(frame) == len(frame.compute()) == 27
+    (told,) = [str(each.message) for each in said if STALE in str(each.message)]
+    assert "shard-0000.tar is read without it" in told
+
+
+@pytest.mark.parametrize("combined", [False, True])
+def test_published_indexes_are_pinned_in_a_folder_without_a_scan(combined, written, tmp_path):
+    dii.write_index(written, combined=combined)
+    expected = rows(written)
+    files = {f"/d/{path.name}": path.read_bytes() for path in written.iterdir()}
+    with faulty_server(files=files, pages=True) as server, pytest.MonkeyPatch.context() as patch:
+        urls = [f"{server.url}{name}" for name in sorted(files) if "parquet" not in name]
+        patch.setattr("dask_image_ingest.tar.index.TarScan", None)
+        told = dii.write_index(urls, folder=tmp_path / "ours", combined=combined)
+        assert told["state"].tolist() == ["kept"] * 3
+        server.reset()
+        frame = dii.read_webdataset_images(urls, backend="pandas", index=tmp_path / "ours")
+        assert frame["txt"].compute().tolist() == expected["txt"].tolist()
+        assert not [path for method, path, _ in server.seen if method == "GET" and ".tar" in path]
+
+
 @pytest.mark.parametrize("is_copy", [False, True])
 def test_the_check_takes_no_round_trip_of_its_own(is_copy, tmp_path):
     """While an image is fetched, the bytes to check are."""

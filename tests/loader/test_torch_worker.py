@@ -17,12 +17,13 @@ import pandas as pd
 import pytest
 from dask.callbacks import Callback
 from forked_python import Fork, run_main, run_python
-from processes import SECONDS, until
+from processes import SECONDS, printed, until
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
 
 torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
+dataloader = pytest.importorskip("dask_image_ingest.loader.dataloader")
 
 # distributed warns where a process forks whose threads run.
 pytestmark = [
@@ -317,6 +318,40 @@ def test_workers_of_a_process_that_has_computed_wait_for_nothing(shards, threads
         assert sum(len(batch["cls"]) for batch in loader) >= 24
 
 
+def test_workers_without_python_to_run_are_told_of_threads_once(shards, caplog):
+    dataloader._tell_of_threads.cache_clear()
+    ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
+    longer = ddf.assign(twice=ddf["cls"] * 2)
+    ddf.images.dataloader(8)
+    ddf.images.dataloader(8, num_workers=1, collate_fn=len)
+    longer.images.dataloader(8, num_workers=1)
+    assert "num_workers=0" not in caplog.text
+    for _ in range(2):
+        ddf.images.dataloader(8, columns=["cls"], num_workers=1)
+    assert caplog.text.count("num_workers=0") == 1
+
+
+IMPORTS = """
+import json, os, sys
+import dask_image_ingest as dii
+
+def tell(worker):
+    print(json.dumps("nvidia.dali.fn" in sys.modules), flush=True)
+
+if __name__ == "__main__":
+    ddf = dii.read_webdataset_images(os.environ["SHARD"], size=16, backend="pandas")
+    options = {"multiprocessing_context": os.environ["CONTEXT"], "worker_init_fn": tell}
+    list(ddf.images.dataloader(8, num_workers=1, **options))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.more
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_worker_begins_with_the_decoder_imported(shards, context):
+    assert printed(IMPORTS, SHARD=str(shards[0]), CONTEXT=context) is True
+
+
 @pytest.mark.parametrize("shuffle", [None, 1])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_whose_file_changes_raises(tmp_path, shuffle, workers):
@@ -327,6 +362,7 @@ def test_a_loader_whose_file_changes_raises(tmp_path, shuffle, workers):
     assert len(loader) == 3
     assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(5))
     for count in (9, 3):
+        loader.set_epoch(count)
         pd.DataFrame({"x": np.arange(float(count))}).to_parquet(file)
         with pytest.raises(dii.ArgumentError, match=f"partition 0 has {count} rows, and had 5"):
             list(loader)
