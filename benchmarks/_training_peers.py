@@ -77,14 +77,17 @@ def region_of(job: Job, height: int, width: int) -> Region:
 
 
 def turbo_options(job: Job, region: Region, height: int, width: int) -> dict[str, Any]:
-    """Options of simplejpeg: those of the smallest scale whose region is as large as the result."""
+    """Options of simplejpeg: those of the smallest scale whose region is as large as the result.
+
+    No scale above a half: libjpeg-turbo is slower at these than in full.
+    """
     if not job.scaled:
         return {}
     least = {
         "min_height": math.ceil(height * SIZE / region.height),
         "min_width": math.ceil(width * SIZE / region.width),
     }
-    return least | {"fastdct": True, "fastupsample": True}
+    return least | {"min_factor": 2, "fastdct": True, "fastupsample": True}
 
 
 class Turbo:

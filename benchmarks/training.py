@@ -2,12 +2,14 @@
 
     python benchmarks/training.py [--quick] [--shards FOLDER] [--jobs NAME ...] [--ways NAME ...]
 
-Two collections: ``original`` are the shards of FOLDER, whose samples need members ``jpg`` and
+Three collections: ``original`` are the shards of FOLDER, whose samples need members ``jpg`` and
 ``cls``, or 1,600 photographs of ImageNet's size made here; ``prepared`` are the same with a shorter
-edge of 256 pixels and quality 90. Five jobs: ``resize``; ``crop``, a random resized crop and a
-flip; ``floats``, the same as normalised float32 with channels first; ``resize-scaled`` and
-``crop-scaled``, where JPEGs are decoded at a reduced scale (``scaled_decode=True``; simplejpeg's
-``min_height`` and ``fastdct``; Pillow's ``draft``), which gives other pixels.
+edge of 256 pixels and quality 90; ``large`` are an eighth as many of 3 megapixels.
+
+Five jobs: ``resize``; ``crop``, a random resized crop and a flip; ``floats``, the same as
+normalised float32 with channels first; and of the large ones ``resize-scaled`` and ``crop-scaled``,
+where JPEGs are decoded at a reduced scale (``scaled_decode=True``; simplejpeg's ``min_height`` and
+``fastdct``; Pillow's ``draft``), which gives other pixels.
 
 Each way runs alone, in a process of its own with two decoding threads or workers: an epoch to warm
 up, then ``--epochs``, of which the median counts. Printed are images a second, milliseconds of the
@@ -33,6 +35,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from itertools import cycle, islice
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -41,6 +44,7 @@ import psutil
 from _shards import Sample, as_jpeg, from_tars, make_shards, write_shards
 from _training_peers import BATCH, MEAN, PEERS, SIZE, STD, WORKERS, Epochs, Job, Way, bound
 from PIL import Image
+from scaled import photographs
 
 JOBS = {
     "resize": Job(),
@@ -49,11 +53,17 @@ JOBS = {
     "resize-scaled": Job(scaled=True),
     "crop-scaled": Job(crop=True, scaled=True),
 }
-COLLECTIONS = ("original", "prepared")
+COLLECTIONS = {
+    "original": ("resize", "crop", "floats"),
+    "prepared": ("resize", "crop", "floats"),
+    "large": ("resize-scaled", "crop-scaled"),
+}
 BOUND = "the bound: libjpeg-turbo, from memory into one buffer"
 # Shorter edge in pixels, and quality, of prepared shards.
 EDGE, QUALITY = 256, 90
-PER_SHARD = 100
+# Width and height of large photographs, how many differ, and how many fewer there are of them.
+LARGE, DISTINCT, FEWER = (2010, 1507), 28, 8
+SHARDS = 16
 
 
 def main() -> None:
@@ -62,7 +72,7 @@ def main() -> None:
     parser.add_argument("--shards", type=Path, help="a folder of tars; made here if not given")
     parser.add_argument("--images", type=int, default=1600, help="made here (default 1600)")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--collections", nargs="+", default=[*COLLECTIONS], choices=COLLECTIONS)
+    parser.add_argument("--collections", nargs="+", default=[*COLLECTIONS], choices=[*COLLECTIONS])
     parser.add_argument("--jobs", nargs="+", default=[*JOBS], choices=[*JOBS])
     parser.add_argument("--ways", nargs="+", default=[*WAYS], choices=[*WAYS])
     parser.add_argument("--one", nargs=2, metavar=("WAY", "JOB"), help=argparse.SUPPRESS)
@@ -72,25 +82,30 @@ def main() -> None:
         print(json.dumps(measure(WAYS[way], JOBS[job], options.shards, options.epochs)))
         return
     if options.quick:
-        options.images, options.epochs = 200, 1
+        options.images, options.epochs = 256, 1
     with tempfile.TemporaryDirectory() as folder:
         for collection in options.collections:
             shards = shards_of(collection, Path(folder), options)
-            for job in options.jobs:
+            for job in sorted({*options.jobs} & {*COLLECTIONS[collection]}, key=[*JOBS].index):
                 compare(f"{collection}, {job}", shards, job, options)
 
 
 def shards_of(collection: str, folder: Path, options: argparse.Namespace) -> Path:
     """Folder with the shards of a collection, which are made if need be."""
+    if collection == "large":
+        images = options.images // FEWER
+        samples = islice(cycle(photographs(LARGE, DISTINCT)), images)
+        write_shards(folder / collection, samples, max(images // SHARDS, 1))
+        return folder / collection
     originals = options.shards
     if originals is None:
         originals = folder / "original"
         if not originals.exists():
-            make_shards(originals, options.images, PER_SHARD)
+            make_shards(originals, options.images, options.images // SHARDS)
     if collection == "original":
         return originals
-    samples = from_tars(sorted(originals.glob("*.tar")))
-    write_shards(folder / collection, map(prepared, samples), PER_SHARD)
+    paths = sorted(originals.glob("*.tar"))
+    write_shards(folder / collection, map(prepared, from_tars(paths)), 100)
     return folder / collection
 
 
@@ -164,11 +179,13 @@ def processor() -> float:
 
 def peak_memory(job: Callable[[], object]) -> float:
     """Most MiB of all processes together, shared memory counted once."""
-    peaks, done = [0.0], threading.Event()
+    peaks: list[float] = []
+    done = threading.Event()
 
     def watch() -> None:
-        own = psutil.Process()
-        while not done.wait(0.1):
+        own, ended = psutil.Process(), False
+        while not ended:
+            ended = done.wait(0.1)
             total = 0
             for process in [own, *own.children(recursive=True)]:
                 with contextlib.suppress(psutil.Error):  # it has ended

@@ -167,7 +167,8 @@ def decode_images(
     if annotations is not None:
         known = [name for name in annotations.columns if name in meta.columns]
         schema = backend_of(meta).to_arrow(meta[known]).schema
-        check_annotations(annotations, dict(zip(schema.names, schema.types, strict=True)))
+        types = dict(zip(schema.names, schema.types, strict=True))
+        check_annotations(annotations, types, decoding)
     images = tuple(
         ColumnDecode(
             name,
@@ -175,7 +176,7 @@ def decode_images(
             decoding,
             errors,
             storage_options,
-            region=None if decoding.augment is None else region_field(name),
+            region=region_field(name) if decoding.augment or decoding.flips else None,
             annotations=None if number else annotations,
         )
         for number, name in enumerate(references or (into,))

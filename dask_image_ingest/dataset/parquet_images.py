@@ -204,7 +204,7 @@ def read_parquet_images(
             f"the files have a column 'error' of their own, as {files[0].url} has, and that of a "
             "decode would take its place: pass columns= without it, or decode=False"
         )
-    check_annotations(annotations, schema.types)
+    check_annotations(annotations, schema.types, images[0].decoding)
     selected, predicate = asked_for(schema, columns, filters, decode)
     partitions = _partitions(files, rows, options, largest)
     token = tokenize(fingerprint_of(files), str(schema), options, partitions, searches)

@@ -164,9 +164,37 @@ def read_webdataset_images(
         the edges of ``size``: ``size=224, resize="crop", crop_from=256`` is torchvision's
         ``Resize(256)`` and ``CenterCrop(224)``. By default the image just covers ``size``.
     augment
-        ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
-        region of each image is decoded, resized to ``size`` and mirrored at random. All image
-        columns of a sample get the same region, in proportion to their own height and width.
+        An augmentation, or a list of them. ``"random_resized_crop"`` or a
+        :class:`RandomResizedCrop` comes first: a random region of each image is decoded, resized to
+        ``size`` and mirrored at random. After the resize follow, in the order of the list,
+        ``"random_horizontal_flip"``, ``"rand_augment"``, ``"auto_augment"``, ``"random_erasing"``,
+        or their classes with other numbers, and a :class:`ColorJitter`. All image columns of a
+        sample that come from different members, such as an image and its mask, get the same
+        numbers, and regions in proportion to their own height and width; the second column of one
+        member gets others, and so does the second of other members. Labels and stored values follow
+        what moves pixels only. With a crop or a flip, the column ``image.region`` tells both:
+        struct<top, left, height, width: int32, flipped: bool>, in pixels of the upright image.
+    boxes
+        A column of boxes of the image column ``image``: a list of lists whose first four numbers
+        are a box of the upright image, such as ``"json.boxes"`` of
+        ``json_fields={"boxes": "list<list<float32>>"}``. It becomes that of boxes of the decoded
+        image, which follow ``augment``, ``resize`` and ``size`` (a ``transform`` is not known), and
+        are cut at its edges. Whole numbers become float32. Null where the image has no header, and
+        where a row holds no boxes by this description.
+    box_format
+        ``"xyxy"`` (left, top, right, bottom) or ``"xywh"`` (left, top, width, height).
+    box_labels
+        Columns of lists with an item for each box. A box of which nothing is left, or less than
+        ``min_visibility``, is removed, together with these items. None, the default, removes no
+        box: it becomes four zeros, so that lists which are not named here stay aligned. ``()`` if
+        there are no such lists.
+    min_visibility
+        Least share of a box's area that has to be left in the decoded image, 0 to 1.
+    points
+        Columns of points, as ``boxes``: lists, nested at will, whose first two numbers are x and y.
+        Points are neither cut nor removed; those that leave lie outside of the decoded image.
+    coordinates
+        ``"pixels"``, or ``"shares"`` of width and height, for boxes and points, before and after.
     transform
         A function of DALI operators, from images to uint8 images of layout HWC. Runs after the
         resize.
@@ -337,7 +365,7 @@ def read_webdataset_images(
                 if added is None:
                     shards = [replace(shard, sidecar=None) for shard in shards]
                 schema = replace(schema, sidecar=added or ())
-                check_annotations(annotations, schema.types)
+                check_annotations(annotations, schema.types, images[0].decoding)
                 selected, predicate = asked_for(schema, columns, filters, decode)
                 first.warn_of_unknown(schema, extensions)
                 partitions = make_partitions(shards, first, options, largest, together, indexes)

@@ -187,7 +187,7 @@ def _refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
         "size": decoding.size is not None,
         "interpolation": decoding.interpolation != "bilinear",
         "mode": decoding.mode != "RGB",
-        "augment": decoding.augment is not None,
+        "augment": decoding.is_augmented,
         "transform": decoding.transform is not None,
         "errors": errors != "null",
         "scaled_decode": decoding.scaled,

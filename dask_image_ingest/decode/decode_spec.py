@@ -13,17 +13,20 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.client import own_version
+from dask_image_ingest.decode.augment import (
+    Augment,
+    AutoAugment,
+    PixelAugment,
+    RandAugment,
+    RandomHorizontalFlip,
+    draw_steps,
+    parse_augment,
+)
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
 from dask_image_ingest.decode.placement import Placement
-from dask_image_ingest.decode.random_crop import (
-    Augment,
-    RandomResizedCrop,
-    Region,
-    draw_region,
-    parse_augment,
-)
+from dask_image_ingest.decode.random_crop import RandomResizedCrop, Region, draw_region
 from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
@@ -85,6 +88,8 @@ class DecodeSpec:
         Share of a batch for the hardware JPEG engines of a GPU; None for DALI's default.
     augment : RandomResizedCrop or None
         Random region of each image to decode, resized to ``size`` by ``stretch``.
+    pixel_augments : tuple of augmentations
+        Augmentations of the decoded and resized pixels, in order.
     draw : int
         `Origin.draw` of all images that have none of their own.
     view : int
@@ -109,6 +114,7 @@ class DecodeSpec:
     draw: int = 0
     interpolation: Interpolation = "bilinear"
     crop_from: int | None = None
+    pixel_augments: tuple[PixelAugment, ...] = ()
     view: int = 0
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
@@ -129,6 +135,8 @@ class DecodeSpec:
             options.append(self.hw_load)
         if self.augment is not None:
             options.append(self.augment)
+        if self.pixel_augments:
+            options.append(self.pixel_augments)
         if self.draw:
             options.append(("draw", self.draw))
         if self.view:
@@ -168,7 +176,28 @@ class DecodeSpec:
     @property
     def is_random(self) -> bool:
         """True if pixels may depend on `Origin.draw`; what a transform does is not known."""
-        return self.transform is not None or self.augment is not None
+        return self.transform is not None or self.is_augmented
+
+    @property
+    def is_augmented(self) -> bool:
+        """True if ``augment=`` was given."""
+        return self.augment is not None or bool(self.pixel_augments)
+
+    @property
+    def flips(self) -> bool:
+        """True if images are mirrored after their resize."""
+        return any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
+
+    @property
+    def moves(self) -> PixelAugment | None:
+        """The first augmentation that turns, shears or shifts pixels; None without."""
+        moving = (one for one in self.pixel_augments if isinstance(one, (RandAugment, AutoAugment)))
+        return next(moving, None)
+
+    @property
+    def can_share(self) -> bool:
+        """True if the result can be cut from the whole image, as from the decode of its region."""
+        return self.augment is not None and self.resized_here and not self.scaled
 
     @property
     def shape(self) -> ImageShape:
@@ -223,6 +252,10 @@ class DecodeSpec:
         shape = region.height, region.width
         whole = ResizeGeometry(shape, shape, (0, 0))
         geometry = whole if self.size is None else self.geometry(*shape)
+        if self.flips:
+            drawn = draw_steps(self.pixel_augments, *geometry.shape, self.drawn(origin()))
+            flips = sum(step.operation == "Flip" for steps in drawn for step in steps)
+            region = region._replace(mirrored=region.mirrored != bool(flips % 2))
         return Placement((header.height or 0, header.width or 0), region, geometry)
 
     def read_header(self, data: LazyBytes) -> Header:
@@ -311,15 +344,15 @@ def make_decode_spec(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
-    crop = parse_augment(augment)
+    crop, pixel_augments = parse_augment(augment)
     if crop is not None and size is None:
         raise ArgumentError(
-            "augment= resizes a region of each image: pass size= too. In image=, a column that "
-            "stays as it is takes ImageColumn(..., size=None, augment=None)"
+            "augment= with a crop resizes a region of each image: pass size= too. In image=, a "
+            "column that stays as it is takes ImageColumn(..., size=None, augment=None)"
         )
     if crop is not None and resize != "stretch":
         raise ArgumentError(
-            f"resize={resize!r}: augment= stretches a region of each image to size=, so leave "
+            f"resize={resize!r}: a random crop stretches a region of each image to size=, so leave "
             "resize= out"
         )
     if mode == "raw" and ((size is not None and crop is None) or transform is not None):
@@ -328,6 +361,14 @@ def make_decode_spec(
             "as they are stored. Resize them in a function of map_batches. In image= pass "
             "ImageColumn(..., mode='raw', size=None, transform=None)"
         )
+    for one in pixel_augments:
+        flips = isinstance(one, RandomHorizontalFlip)
+        moves = isinstance(one, (RandAugment, AutoAugment))
+        if (mode == "RGBA" and not flips) or (mode == "raw" and moves):
+            raise ArgumentError(
+                f"mode={mode!r} takes no {type(one).__name__} of augment=, which is for images of "
+                "'RGB', 'L' and 'labels'. In image= pass ImageColumn(..., augment=...) of its own"
+            )
     if mode in ("RGBA", "labels", "raw") and scaled_decode:
         raise ArgumentError(f"mode={mode!r}: scaled_decode= is for images of 'RGB' and 'L'")
     limit = sys.maxsize
@@ -348,6 +389,7 @@ def make_decode_spec(
         augment=crop,
         interpolation=cast(Interpolation, interpolation),
         crop_from=_crop_from(crop_from, target, resize),
+        pixel_augments=pixel_augments,
     )
 
 

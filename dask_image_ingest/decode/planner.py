@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.decode.augment_pixels import PixelAugments
 from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
@@ -50,8 +51,10 @@ class DecoderSet:
         there may be two, one of which is prepared or copied while DALI decodes the other.
     encoded, suspect, pixels : DaliDecoder
         Decoders by ``source``.
+    augments : PixelAugments or None
+        Augmentations of pixels, to apply to their output.
     transform : Transform or None
-        The user's transform, to apply to their output.
+        The user's transform, to apply to that.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
@@ -59,6 +62,7 @@ class DecoderSet:
         self.encoded = DaliDecoder(decoding, "encoded")
         self.suspect = DaliDecoder(decoding, "suspect")
         self.pixels = DaliDecoder(decoding, "pixels")
+        self.augments = PixelAugments(decoding) if decoding.pixel_augments else None
         self.transform = None if decoding.transform is None else Transform(decoding)
 
     def expect(self, images: int) -> None:

@@ -4,7 +4,13 @@ In: shards and the index files beside them. Out: a shard's samples, the shapes o
 its small members. A stale or damaged index is not used.
 """
 
-from dask_image_ingest.index.discovery import IndexFile, find_indexes, open_stored, parse_index
+from dask_image_ingest.index.discovery import (
+    IndexFile,
+    find_indexes,
+    open_stored,
+    parse_index,
+    way_out,
+)
 from dask_image_ingest.index.index_file import IndexedReader, StoredIndex, UnusableIndexError
 from dask_image_ingest.index.write_index import write_index
 
@@ -16,5 +22,6 @@ __all__ = [
     "find_indexes",
     "open_stored",
     "parse_index",
+    "way_out",
     "write_index",
 ]

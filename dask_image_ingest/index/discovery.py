@@ -7,7 +7,7 @@ import os
 import threading
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from dask_image_ingest.index.index_file import (
     ShardFacts,
     StoredIndex,
     UnusableIndexError,
+    stale,
 )
 from dask_image_ingest.storage import (
     COMBINED_INDEX,
@@ -30,15 +31,18 @@ from dask_image_ingest.storage import (
     Shard,
     as_folder,
     by_folder,
+    exists_remote,
     folder_of,
     inside,
     is_pipe,
+    is_web,
     local_path,
     names_beside,
     names_in,
     open_late,
     open_shard,
     shard_name,
+    takes_files,
 )
 from dask_image_ingest.url_secrets import UrlHolder
 
@@ -71,6 +75,8 @@ class IndexFile(UrlHolder):
         The combined index as it was listed; None for an index of one shard.
     samples
         Number of samples of the shard; None if unknown.
+    told
+        The shard of this read that a warning has named, since its index is not used; shared.
     """
 
     url: str
@@ -79,6 +85,7 @@ class IndexFile(UrlHolder):
     name: str = ""
     file: Shard | None = None
     samples: int | None = None
+    told: set[str] = field(default_factory=set, compare=False)
 
 
 @contextmanager
@@ -88,11 +95,9 @@ def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Ite
     Raises
     ------
     UnusableIndexError
-        If it can't be read, if it is stale, or if that can't be detected; while it is open, if a
-        column is damaged.
+        If it can't be read, or if the shard has another size; while it is open, if a column is
+        damaged. Another content is detected by `StoredIndex.check`.
     """
-    if why := unknown_version(index.shard):
-        raise UnusableIndexError(why)
     with ExitStack() as opened:
         cached = _tables.get(index.file) if index.file else None
         if cached is not None and index.file is not None:
@@ -102,14 +107,18 @@ def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Ite
             try:
                 content, table = _open(opened, index.url, storage_options)
             except ShardNotFoundError as error:
-                raise UnusableIndexError("there is no such file") from error
-        if not table.holds(index.name, index.shard):
-            raise UnusableIndexError(
-                "it is stale: the shard has changed, or was copied, since it was written. "
-                "write_index() rewrites it"
-            )
-        facts = table.facts(index.name)
-        yield StoredIndex(facts, table.nbytes, _Columns(index.url, content, table, facts).read)
+                other = inside(folder_of(index.url)[0], COMBINED_INDEX)
+                told = f", and {other} has no index of the shard" if index.required else ""
+                raise UnusableIndexError(f"there is no such file{told}") from error
+        if index.name not in table.names:
+            raise UnusableIndexError("it has no entry of the shard")
+        facts, shard = table.facts(index.name), index.shard
+        if shard.size not in (facts.size, -1):
+            raise stale(f"has {shard.size:,} bytes, and had {facts.size:,}")
+        if not table.may_hold(index.name, shard):
+            raise stale("has another version than it had")
+        read = _Columns(index.url, content, table, facts).read
+        yield StoredIndex(facts, shard, table.nbytes, read)
 
 
 def open_table(url: str, storage_options: dict[str, Any] | None) -> IndexTable:
@@ -148,16 +157,6 @@ def _open(
     return content, table
 
 
-def unknown_version(shard: Shard) -> str:
-    """Reason why a stale index of a shard can't be detected; empty if it can."""
-    if shard.version:
-        return ""
-    return (
-        f"the server of {shard.url} gives neither an ETag nor a modification time, so that a stale "
-        "index would not be detected"
-    )
-
-
 class _Columns:
     """The columns of one shard in an index file, cached in `_recent`."""
 
@@ -190,10 +189,7 @@ class _Columns:
                     self._source = ParquetSource(self._url, self._content, self._metadata)
                 return self._source.read(name, groups).combine_chunks()
             except ShardError as error:
-                raise UnusableIndexError(
-                    f"its column {name!r} can't be read ({error}). write_index(overwrite=True) "
-                    "rewrites it"
-                ) from error
+                raise UnusableIndexError(f"its column {name!r} can't be read ({error})") from error
 
 
 # The columns that were read last, by version of their file, row group and name. Without a lock,
@@ -248,25 +244,29 @@ def find_indexes(
             refuse_unindexed(shard.url, f"index={where!r}")
     folder = where if isinstance(where, str) and where != "auto" else None
     indexes = {}
+    told: set[str] = set()
     for location, group in by_folder(shards) if folder is None else [(folder, shards)]:
         members = [(shard, shard_name(shard.url)) for shard in group]
         names: Collection[str] = {COMBINED_INDEX, *(name + INDEX_SUFFIX for _, name in members)}
+        unlisted = where is True and local_path(location) is None
         if folder is not None:
-            names = _in_folder(folder, storage_options)
-        elif where is not True:
+            names = _in_folder(folder, members, storage_options)
+        elif not unlisted:
             names = names_beside(location, names, storage_options, listings)
         combined = inside(location, COMBINED_INDEX)
         table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
             own = name + INDEX_SUFFIX
             holds = table is not None and table.holds(name, shard)
-            if table is not None and (holds or (name in table.names and own not in names)):
-                # A stale entry is kept, so that the read warns of it.
+            # A stale entry is kept, so that the read warns of it.
+            is_only = own not in names or (unlisted and table and table.may_hold(name, shard))
+            if table is not None and (holds or (is_only and name in table.names)):
                 samples = table.samples(name) if holds else None
-                index = IndexFile(combined, shard, where is True, name, table.file, samples)
+                index = IndexFile(combined, shard, where is True, name, table.file, samples, told)
                 indexes[shard.url] = index
-            elif own in names:
-                indexes[shard.url] = IndexFile(index_place(shard.url, folder), shard, where is True)
+            elif where is True or own in names:
+                place = index_place(shard.url, folder)
+                indexes[shard.url] = IndexFile(place, shard, where is True, told=told)
     if folder is not None and not indexes:
         warn_user(
             f"index={folder!r} holds an index of none of the {len(shards)} shards, which are read "
@@ -279,20 +279,34 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
     try:
         return open_table(url, storage_options)
     except UnusableIndexError as error:
-        warn_user(f"the index {url} is not used: {error}")
+        warn_user(f"the index {url} is not used: {error}. {way_out(url)}")
     except (ShardError, ShardNotFoundError) as error:
         logger.debug("%s cannot be read: %s", url, error)
     return None
 
 
-def _in_folder(folder: str, storage_options: dict[str, Any] | None) -> Collection[str]:
-    """Names in a folder of indexes that the user has named."""
+def _in_folder(
+    folder: str, members: Sequence[tuple[Shard, str]], storage_options: dict[str, Any] | None
+) -> Collection[str]:
+    """Names in a folder of indexes that the user has named.
+
+    If its web server lists none, two files are asked for: the combined index, and that of the first
+    shard, which stands for the others.
+    """
     try:
         return names_in(folder, storage_options)
-    except ShardNotFoundError as error:
-        raise ArgumentError(
-            f"index={folder!r}: there is no such folder, or its server lists none"
-        ) from error
+    except (ShardError, ShardNotFoundError) as error:
+        if isinstance(error, ShardError) and not is_web(folder):
+            raise
+        own = [name + INDEX_SUFFIX for _, name in members]
+        tried = [COMBINED_INDEX, *own[:1]] if is_web(folder) else []
+        there = [name for name in tried if exists_remote(inside(folder, name), storage_options)]
+        if not there:
+            none = f", and has neither {' nor '.join(tried)}" if tried else ""
+            raise ArgumentError(
+                f"index={folder!r}: there is no such folder, or its server lists none{none}"
+            ) from error
+        return {*there, *own} if own[0] in there else there
 
 
 def parse_index(index: object) -> Literal["auto"] | bool | str:
@@ -313,6 +327,15 @@ def parse_index(index: object) -> Literal["auto"] | bool | str:
     if local is not None:
         return os.path.abspath(os.path.expanduser(local))
     return as_folder(path)
+
+
+def way_out(index_url: str) -> str:
+    """Advice how to write an index in place of one that can't be used."""
+    folder = folder_of(index_url)[0]
+    path = local_path(folder)
+    if takes_files(folder) and (path is None or os.access(path or ".", os.W_OK)):
+        return "write_index(overwrite=True) writes it anew"
+    return "write_index(..., folder=) writes one into a folder of yours, which index= then names"
 
 
 def index_place(url: str, folder: str | None) -> str:

@@ -16,27 +16,55 @@ from collections.abc import Callable, KeysView, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, BinaryIO
+from operator import itemgetter
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from dask_image_ingest.storage import ByteReader, LazyBytes, Shard
-from dask_image_ingest.tar import SPAN_FIELDS, Damage, Places, ShardIndex, Skipped, SparseMember
+from dask_image_ingest.storage import (
+    ByteReader,
+    LazyBytes,
+    Shard,
+)
+from dask_image_ingest.tar import (
+    BLOCK,
+    SPAN_FIELDS,
+    Damage,
+    Places,
+    ShardIndex,
+    Skipped,
+    Span,
+    SparseMember,
+)
 
 KEY = "__key__"
 
 # Key of the facts in the metadata of the parquet file.
 _METADATA = b"image-ingest.index"
 
-# Version of the format; an index of another version is not used.
-_FORMAT = 4
+# Version of the format, and those that can be read. The earlier one knows its shard by size and
+# version only.
+_FORMAT, _READABLE = 5, (4, 5)
 
 _DIGEST_BYTES = 16
 
-# First bytes of a shard by which an index knows it: the header of its first member, and more.
-_HEAD = 4 << 10
+# Bytes of each part of a shard by which an index knows it: a header, and what follows it.
+_CHECKED = 4 << 10
+
+# Content checks that were passed: URL, size and version of a shard, and the parts. Cleared when
+# full.
+_passed: set[tuple[str, int, str, tuple[CheckedPart, ...]]] = set()
+_MOST_PASSED = 100_000
+
+
+class CheckedPart(NamedTuple):
+    """Bytes of a shard, as stored, that an index compares: where they begin, and their digest."""
+
+    start: int
+    digest: str
+
 
 # Small shards share a row group of at most so many rows, and bytes in memory.
 _GROUP_ROWS, _GROUP_BYTES = 10_000, 16 << 20
@@ -54,8 +82,10 @@ class ShardFacts:
     ----------
     size, version
         Of the shard when it was indexed.
-    head
-        Digest of its first bytes, decompressed.
+    inode
+        Number of its file on a local disk; 0 of a remote one.
+    checked
+        The parts by which it is known: the first bytes, and others. See `checked_parts`.
     samples
         Number of samples.
     members, pax, damage, interleaved, repeated
@@ -74,7 +104,8 @@ class ShardFacts:
 
     size: int
     version: str
-    head: str = ""
+    inode: int = 0
+    checked: list[tuple[int, str]] = field(default_factory=list)
     samples: int = 0
     members: int = 0
     pax: int = 0
@@ -170,7 +201,7 @@ class IndexTable:
         self.nbytes = len(content)
         self.metadata = parquet.read_metadata(pa.BufferReader(_signed_footer(content)))
         facts = json.loads(self.metadata.metadata[_METADATA])
-        if facts["format"] != _FORMAT:
+        if facts["format"] not in _READABLE:
             raise UnusableIndexError("another release of this package has written it")
         self._kinds = facts["kinds"]
         self._shards = facts["shards"]
@@ -184,7 +215,14 @@ class IndexTable:
         """True if it has the listed version of a shard."""
         facts = self._shards.get(name)
         indexed = facts and (facts["size"], facts["version"])
-        return indexed == (shard.size, shard.version)
+        return bool(shard.version) and indexed == (shard.size, shard.version)
+
+    def may_hold(self, name: str, shard: Shard) -> bool:
+        """True if it has the shard, perhaps of another version, if the content is the same."""
+        facts = self._shards.get(name)
+        if facts is None or not (facts.get("checked") or self.holds(name, shard)):
+            return False
+        return shard.size in (facts["size"], -1)
 
     def samples(self, name: str) -> int | None:
         """Number of samples of a shard; None for a damaged one, which must be read for a warning.
@@ -196,8 +234,9 @@ class IndexTable:
 
     def facts(self, name: str) -> ShardFacts:
         """The facts about a shard."""
-        facts = self._shards[name]
-        return ShardFacts(**facts | {"extensions": self._kinds[facts["extensions"]]})
+        facts = self._shards[name] | {"extensions": self._kinds[self._shards[name]["extensions"]]}
+        facts.pop("head", None)  # of the earlier format
+        return ShardFacts(**facts)
 
 
 def _sign(file: BinaryIO) -> None:
@@ -219,19 +258,97 @@ def _signed_footer(content: LazyBytes) -> bytes:
         footer = bytes(content[start:size])
         if content[start - _DIGEST_BYTES : start] == _digest(footer):
             return footer
-    raise UnusableIndexError(
-        "it is damaged, or another release of this package has written it. write_index() rewrites "
-        "it"
-    )
+    raise UnusableIndexError("it is damaged, or another release of this package has written it")
 
 
 def _digest(footer: bytes) -> bytes:
     return hashlib.blake2b(footer, digest_size=_DIGEST_BYTES).digest()
 
 
-def digest_of_head(content: LazyBytes) -> str:
-    """Digest of the first bytes of a shard, which every reader of it fetches anyway."""
-    return _digest(bytes(content[:_HEAD])).hex()
+def checked_parts(stored: LazyBytes, index: ShardIndex | None) -> list[tuple[int, str]]:
+    """The parts of a shard by which its index knows it, with their digests.
+
+    The first bytes, which every reader fetches anyway; what follows the largest member of the
+    sample in the middle, which is labels and texts where images have some; and the small members of
+    the last sample. If a member before has another size, another header is there. Of a compressed
+    shard, whose ``index`` is None, the first and the last bytes: these depend on all before them.
+    """
+    size = len(stored)
+    starts = {0}
+    if index is None:
+        starts.add(max(0, size - _CHECKED))
+    elif len(index):
+        at, largest = max(_members(index, len(index) // 2), key=itemgetter(1))
+        last = _members(index, len(index) - 1)
+        small = [span for span in last if span[1] <= _CHECKED]
+        starts |= {at + largest + -largest % BLOCK, min(small or last)[0] - BLOCK}
+    return [(at, _digest_at(stored, at)) for at in sorted(starts) if 0 <= at < size]
+
+
+def _members(index: ShardIndex, row: int) -> list[Span]:
+    """Offset and size of each member of a sample."""
+    members = []
+    for places in map(index.places, index.extensions):
+        at = np.searchsorted(places.rows, row)
+        if at < len(places.rows) and places.rows[at] == row:
+            members.append((int(places.offsets[at]), int(places.sizes[at])))
+    return members
+
+
+def _digest_at(stored: LazyBytes, start: int) -> str:
+    part = bytes(stored[start : start + _CHECKED])
+    return hashlib.blake2b(part, digest_size=8).hexdigest()
+
+
+class ContentCheck:
+    """Check that a shard has the content that its index was written of.
+
+    Attributes
+    ----------
+    is_due
+        Whether the index can't be trusted before: the shard has another version than the indexed
+        one, as after a copy or an upload, or none.
+    """
+
+    def __init__(self, facts: ShardFacts, shard: Shard) -> None:
+        self._size = facts.size
+        self._inode = facts.inode
+        self._parts = tuple(CheckedPart(*part) for part in facts.checked)
+        self._key = (shard.url, shard.size, shard.version, self._parts)
+        is_version = bool(shard.version) and facts.version == shard.version
+        self.is_due = not is_version and self._key not in _passed
+
+    @property
+    def ranges(self) -> list[tuple[int, int]]:
+        """The bytes to compare beyond the first ones, if it is due."""
+        return [(at, at + _CHECKED) for at, _ in self._parts if at] if self.is_due else []
+
+    def __call__(self, stored: ByteReader) -> None:
+        """Compare; of a remote shard of the indexed version only the first bytes.
+
+        Raises
+        ------
+        UnusableIndexError
+        """
+        if len(stored) != self._size:
+            raise stale(f"has {len(stored):,} bytes, and had {self._size:,}")
+        if self.is_due and self._inode and stored.inode == self._inode:
+            # No copy: the file itself has another time, and may differ anywhere.
+            raise stale("has another modification time than it had")
+        parts = self._parts if self.is_due or not stored.is_remote else self._parts[:1]
+        for start, digest in parts:
+            if _digest_at(stored, start) != digest:
+                raise stale(f"has other bytes from {start:,} on than it had")
+        if self.is_due and self._key[2]:
+            if len(_passed) >= _MOST_PASSED:
+                _passed.clear()
+            _passed.add(self._key)
+        self.is_due = False
+
+
+def stale(change: str) -> UnusableIndexError:
+    """Error of an index that was written of another content of a shard."""
+    return UnusableIndexError(f"it is stale: the shard {change} when the index was written")
 
 
 class IndexedReader(ByteReader):
@@ -267,9 +384,14 @@ class IndexedReader(ByteReader):
 
 
 class StoredIndex(ShardIndex):
-    """Index of a shard in an index file of ``nbytes``; ``read`` reads a column by its name."""
+    """Index of a shard in an index file of ``nbytes``; ``read`` reads a column by its name.
 
-    def __init__(self, facts: ShardFacts, nbytes: int, read: Callable[[str], pa.Array]) -> None:
+    ``check`` compares the content of the shard.
+    """
+
+    def __init__(
+        self, facts: ShardFacts, shard: Shard, nbytes: int, read: Callable[[str], pa.Array]
+    ) -> None:
         super().__init__(
             duplicates={row: tuple(extensions) for row, extensions in facts.duplicates},
             sparse={
@@ -285,24 +407,12 @@ class StoredIndex(ShardIndex):
         )
         self.nbytes = nbytes
         self.facts = facts
+        self.check = ContentCheck(facts, shard)
         self._read = read
         self._loaded: dict[str, pa.Array] = {}
 
     def __len__(self) -> int:
         return self.facts.samples
-
-    def refuse_other(self, content: LazyBytes) -> None:
-        """Refuse a shard with other first bytes, though its size and version are those indexed.
-
-        Raises
-        ------
-        UnusableIndexError
-        """
-        if self.facts.head and digest_of_head(content) != self.facts.head:
-            raise UnusableIndexError(
-                "it is stale: it was written of a shard with another first member, and the same "
-                "size and version. write_index(overwrite=True) rewrites it"
-            )
 
     @cached_property
     def keys(self) -> pa.Array:

@@ -24,7 +24,6 @@ from dask_image_ingest.index.discovery import (
     open_stored,
     open_table,
     refuse_unindexed,
-    unknown_version,
 )
 from dask_image_ingest.index.index_file import (
     KEY,
@@ -32,7 +31,7 @@ from dask_image_ingest.index.index_file import (
     IndexWriter,
     ShardFacts,
     UnusableIndexError,
-    digest_of_head,
+    checked_parts,
 )
 from dask_image_ingest.storage import (
     COMBINED_INDEX,
@@ -40,14 +39,16 @@ from dask_image_ingest.storage import (
     ByteReader,
     Shard,
     by_folder,
+    decompressed,
     find_shards,
     folder_of,
     inside,
     is_web,
-    local_path,
     natural_order,
-    open_shard,
+    open_file,
+    open_late,
     shard_name,
+    takes_files,
 )
 from dask_image_ingest.storage.output import (
     INDEX_ADVICE,
@@ -87,8 +88,9 @@ def write_index(
 
     An index is a parquet file beside its shard, ``000.tar.index.parquet`` for ``000.tar``, with a
     row per sample: its key, where its members are, what the headers of its images say, and its
-    texts and labels of up to 64 KiB. It stores the size, version (modification time or ETag) and a
-    digest of the first bytes of its shard, and is not used if these have changed.
+    texts and labels of up to 64 KiB. It knows its shard by the size and by digests of a few parts,
+    and is valid for each copy of it; one of the version (modification time or ETag) that it stores
+    is not compared. An index whose shard has changed is not used.
     :func:`read_webdataset_images` finds it; then no shard is opened until pixels are needed. The
     rows are the same as without an index.
 
@@ -104,8 +106,8 @@ def write_index(
         thousands of shards, whose number of rows is then known without a task. It has an additional
         column ``__shard__``. A call adds to an existing file, and reuses indexes of single shards.
     overwrite
-        Also rewrite valid indexes. By default they are kept: a call resumes an interrupted one, or
-        indexes shards that were added.
+        Also rewrite valid indexes. By default they are kept: a call resumes an interrupted one,
+        indexes shards that were added, or stores the versions of copied ones.
     shard_errors
         For shards that can't be read: ``"raise"`` after all others are done, or ``"drop"``.
     storage_options
@@ -123,7 +125,7 @@ def write_index(
     ShardNotFoundError
         If a path matches nothing.
     ShardError
-        If a shard can't be read, or is no tar, or if its server gives no version of it.
+        If a shard can't be read, or is no tar.
     ExportError
         If an index can't be written.
     ArgumentError
@@ -336,7 +338,7 @@ def _refuse_collisions(places: Sequence[str]) -> None:
 
 
 def _refuse_unwritable(folder: str) -> None:
-    if local_path(folder) is None and ("::" in folder or is_web(folder)):
+    if not takes_files(folder):
         kind = "on a web server" if is_web(folder) else "in an archive"
         raise ArgumentError(
             f"an index cannot be written to {folder}, which is {kind}: pass folder= to have the "
@@ -358,17 +360,32 @@ def _write_one(
         name = f"{STAGING}/{name}"
     target = inside(beside, name)
     output = _output(beside, storage_options)
-    if why := unknown_version(shard):
-        return _Outcome(shard.url, target, "failed", error=why)
     if not overwrite:
-        # Beside the shard, and staged by an interrupted run.
-        for place in dict.fromkeys([own, target]):
-            if kept := _kept(shard, place, storage_options):
-                return kept
+        known = [IndexFile(own, shard)]
+        if stage:  # staged by an interrupted run, and in the existing combined index
+            known += [IndexFile(target, shard), _in_combined(shard, beside)]
+        if folder is not None:  # published with the shard
+            known += [
+                IndexFile(index_place(shard.url, None), shard),
+                _in_combined(shard, folder_of(shard.url)[0]),
+            ]
+        for place in known:
+            if kept := _kept(place, storage_options, is_here=place.url in (own, target)):
+                outcome, data = kept
+                if data is None:
+                    return outcome
+                output.put(name, data)
+                return replace(outcome, index=target)
     try:
-        with open_shard(shard.url, storage_options, shard) as content:
+        with (
+            open_file(shard.url, storage_options, shard) as stored,
+            decompressed(stored, shard.url) as content,
+        ):
             index = index_tar(content, shard.url)
-            data = index_bytes(*shard_rows(shard, content, index))
+            rows, facts = shard_rows(shard, content, index)
+            facts.inode = stored.inode
+            facts.checked = checked_parts(stored, index if content is stored else None)
+            data = index_bytes(rows, facts)
     except (ShardError, ShardNotFoundError) as error:
         return _Outcome(shard.url, target, "failed", error=str(error))
     output.put(name, data)
@@ -376,13 +393,33 @@ def _write_one(
     return _Outcome(shard.url, target, "written", len(index), len(data), damage)
 
 
-def _kept(shard: Shard, target: str, storage_options: dict[str, Any] | None) -> _Outcome | None:
-    """The outcome for a valid index; None without one."""
+def _in_combined(shard: Shard, folder: str) -> IndexFile:
+    return IndexFile(inside(folder, COMBINED_INDEX), shard, name=shard_name(shard.url))
+
+
+def _kept(
+    index: IndexFile, storage_options: dict[str, Any] | None, is_here: bool
+) -> tuple[_Outcome, bytes | None] | None:
+    """The outcome for a valid index; None without one.
+
+    Also the bytes of one to write: if it has not the version of the shard, or lies elsewhere.
+    """
+    shard, data = index.shard, None
     try:
-        with open_stored(IndexFile(target, shard), storage_options) as stored:
+        with (
+            open_stored(index, storage_options) as stored,
+            open_late(shard, storage_options, stored.check) as content,
+        ):
+            if stored.facts.version != shard.version or not is_here:
+                content.open()  # which checks the shard
+                kinds = stored.facts.extensions
+                names = [(kind, name) for kind in kinds for name in kinds[kind]]
+                columns = {f"{kind}/{name}": stored.column(kind, name) for kind, name in names}
+                facts = replace(stored.facts, version=shard.version, inode=content.inode)
+                data = index_bytes(pa.table({KEY: stored.keys} | columns), facts)
             damage = _as_text(stored.damage)
-            return _Outcome(shard.url, target, "kept", len(stored), stored.nbytes, damage)
-    except (UnusableIndexError, ShardError):
+            return _Outcome(shard.url, index.url, "kept", len(stored), stored.nbytes, damage), data
+    except (UnusableIndexError, ShardError, ShardNotFoundError):
         return None
 
 
@@ -416,7 +453,6 @@ def shard_rows(shard: Shard, content: ByteReader, index: ShardIndex) -> tuple[pa
             f"{_MOST_KINDS}. A key ends at the first dot of the file name"
         )
     facts = _facts(shard, index)
-    facts.head = digest_of_head(content)
     columns = {KEY: index.keys}
     for extension in index.extensions:
         fields = _columns(extension, content, index)

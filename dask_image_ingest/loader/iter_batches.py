@@ -295,6 +295,16 @@ class Batches:
         return self._backend.device == "gpu"
 
     @property
+    def decodes(self) -> bool:
+        """True if images are decoded by the process that iterates, or by its cluster."""
+        return any(source.decodes for source in self._sources)
+
+    @property
+    def only_decodes(self) -> bool:
+        """True if no function of the user runs for a batch, as far as that is known."""
+        return self._collate is None and all(source.only_decodes for source in self._sources)
+
+    @property
     def differs_by_epoch(self) -> bool:
         """True if another epoch has another order or other random crops."""
         shuffled = self._schedule.shuffle is not None

@@ -131,7 +131,8 @@ class Buckets(NamedTuple):
         ``columns`` are those of all rows. Rows of a bucket have its size, or its values.
         """
         if self.sizes is not None:
-            return _nearest(*columns, self.sizes), list(map(tuple, self.sizes.tolist()))
+            height, width = columns
+            return _nearest(height, width, self.sizes), list(map(tuple, self.sizes.tolist()))
         try:
             codes = [
                 pd.factorize(values.to_numpy(object), use_na_sentinel=False) for values in columns
@@ -157,19 +158,16 @@ def parse_buckets(
     if buckets is None:
         return None
     columns = _common(frames)
-    try:
-        named = [buckets] if isinstance(buckets, str) else list(buckets)
-    except TypeError:
-        named = []
-    if named and all(isinstance(name, str) for name in named):
+    named = [buckets] if isinstance(buckets, str) else buckets
+    if isinstance(named, (list, tuple)) and named and all(isinstance(name, str) for name in named):
         column_names(named, columns, "buckets")
         if wrong := [name for name in named if name in image_columns(frames[0])]:
             raise ArgumentError(
                 f"buckets={shown(wrong[0])}: the shapes of images are known after their decode: "
                 "name columns of numbers, such as ['height', 'width']"
             )
-        return Buckets(named)
-    sizes = _sizes(named)
+        return Buckets(list(named))
+    sizes = _sizes(buckets)
     if missing := [name for name in ("height", "width") if name not in columns]:
         raise ArgumentError(
             f"sizes as buckets= are planned from the columns height and width, and the frame has "
@@ -209,16 +207,17 @@ def _nearest(height: pd.Series, width: pd.Series, sizes: np.ndarray) -> np.ndarr
     return nearest
 
 
-def _sizes(buckets: list[Any]) -> np.ndarray:
+def _sizes(buckets: Iterable[Any]) -> np.ndarray:
     error = ArgumentError(
         f"buckets={shown(buckets)}: pass a list of (height, width), none of them twice; (pixels, "
         "multiple), such as (512 * 512, 64), for all sizes of about so many pixels whose edges are "
         "multiples; or the name of a column, or a list of such names"
     )
     try:
-        if len(buckets) == 2 and all(map(is_whole, buckets)):
-            buckets = _sizes_of(*buckets)
-        sizes = [(height, width) for height, width in buckets]
+        items = list(buckets)
+        if len(items) == 2 and all(map(is_whole, items)):
+            items = _sizes_of(*items)
+        sizes = [(height, width) for height, width in items]
     except (TypeError, ValueError):
         raise error from None
     edges = [edge for size in sizes for edge in size]

@@ -31,9 +31,16 @@ from distributed.utils import offload
 from dask_image_ingest.arguments import check_unique, column_names
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
-from dask_image_ingest.dask_internals import FrameBase, convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dask_internals import (
+    FrameBase,
+    Projection,
+    convert_legacy_graph,
+    cull,
+    new_collection,
+)
 from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
+    Decode,
     EncodedAhead,
     LastDecode,
     has_random_crops,
@@ -218,6 +225,16 @@ class FrameSource:
         raise NotImplementedError
 
     @property
+    def decodes(self) -> bool:
+        """True if images are yet to be decoded."""
+        return False
+
+    @property
+    def only_decodes(self) -> bool:
+        """True if reading and decoding is all work that is left."""
+        return False
+
+    @property
     def has_random_crops(self) -> bool:
         """True if ``augment=`` is yet to draw its regions."""
         return False
@@ -378,6 +395,15 @@ class LazySource(FrameSource):
     def describe(self, number: int) -> str:
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
+
+    @property
+    def decodes(self) -> bool:
+        return next(self._frame.expr.find_operations(Decode), None) is not None
+
+    @property
+    def only_decodes(self) -> bool:
+        nodes = self._frame.expr.walk()
+        return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
 
     @property
     def has_random_crops(self) -> bool:

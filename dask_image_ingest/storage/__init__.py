@@ -5,7 +5,7 @@ decompressed bytes of each.
 """
 
 from dask_image_ingest.storage.beside import by_folder, find_beside, names_beside, names_in
-from dask_image_ingest.storage.fsspec_files import Listings
+from dask_image_ingest.storage.fsspec_files import Listings, exists_remote
 from dask_image_ingest.storage.listing import (
     common_root,
     find_shards,
@@ -44,10 +44,11 @@ from dask_image_ingest.storage.shard import (
     is_web,
     local_path,
     shard_name,
+    takes_files,
     without_query,
 )
 from dask_image_ingest.storage.signatures import SIGNATURE_BYTES, describe_bytes, image_format
-from dask_image_ingest.storage.streams import with_pipes_allowed
+from dask_image_ingest.storage.streams import decompressed, with_pipes_allowed
 
 __all__ = [
     "COMBINED_INDEX",
@@ -69,7 +70,9 @@ __all__ = [
     "as_reader",
     "by_folder",
     "common_root",
+    "decompressed",
     "describe_bytes",
+    "exists_remote",
     "find_beside",
     "find_shards",
     "folder_of",
@@ -89,6 +92,7 @@ __all__ = [
     "open_shard",
     "searches_of",
     "shard_name",
+    "takes_files",
     "with_pipes_allowed",
     "without_query",
 ]

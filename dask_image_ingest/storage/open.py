@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import stat
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import ExitStack, closing, contextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from dask_image_ingest.errors import ShardError
 from dask_image_ingest.storage.reader import (
     ByteReader,
-    LazyBytes,
     Memory,
     MemoryReader,
+    Range,
     request_threads,
     translate_errors,
 )
@@ -103,6 +103,7 @@ class LocalReader(ByteReader):
         try:
             status = translate_errors(path, os.fstat, self._descriptor)
             refuse_special(path, status.st_mode)
+            self.inode = status.st_ino
             self._size = translate_errors(path, self._file.seek, 0, os.SEEK_END)
             self._version = size, modified_ns = self._state()
             self.shard = Shard(path, size, str(modified_ns))
@@ -270,10 +271,29 @@ def open_file(
         file.refuse_changes()
 
 
+class OpeningCheck(Protocol):
+    """Protocol of a check of a shard, as it is stored, that is made when it is opened.
+
+    Attributes
+    ----------
+    is_due
+        Whether it must be made even if the shard is not needed.
+    ranges
+        Bytes that it reads, beyond the first ones.
+    """
+
+    is_due: bool
+
+    @property
+    def ranges(self) -> list[Range]: ...
+
+    def __call__(self, stored: ByteReader) -> None: ...
+
+
 class LazyReader(ByteReader):
     """Reader that opens its shard on first access; the listed version must be there then.
 
-    ``check`` is called with it first, and what it raises is raised by every access.
+    ``check`` is made first, and what it raises is raised by every access.
     """
 
     def __init__(
@@ -281,7 +301,7 @@ class LazyReader(ByteReader):
         shard: Shard,
         storage_options: dict[str, Any] | None,
         exit_stack: ExitStack,
-        check: Callable[[LazyBytes], None] | None = None,
+        check: OpeningCheck | None = None,
     ) -> None:
         self.shard: Shard = shard
         self._storage_options = storage_options
@@ -296,19 +316,29 @@ class LazyReader(ByteReader):
     @property
     def content(self) -> ByteReader:
         """The reader of the open shard."""
+        return self.open()
+
+    def open(self, ranges: Sequence[Range] = (), gap: int | None = None) -> ByteReader:
+        """Open the shard, if it is not. The bytes to check are requested together with ``ranges``.
+
+        So the check of a remote shard takes no round trip of its own.
+        """
         with self._lock:
             if self._refused is not None:
                 raise self._refused
             if self._opened is None:
-                self._opened = self._exit_stack.enter_context(
-                    open_shard(self.shard.url, self._storage_options, self.shard)
-                )
+                enter, url = self._exit_stack.enter_context, self.shard.url
+                stored = enter(open_file(url, self._storage_options, self.shard))
                 try:
                     if self._check is not None:
-                        self._check(self._opened)
+                        if self._check.ranges:
+                            stored.prefetch([*self._check.ranges, *ranges], gap)
+                        self._check(stored)
+                    self.inode = stored.inode
                 except Exception as error:
                     self._refused = error
                     raise
+                self._opened = enter(decompressed(stored, url))
             return self._opened
 
     def __len__(self) -> int:
@@ -321,7 +351,7 @@ class LazyReader(ByteReader):
         """Prefetch these ranges; the shard is not opened if there are none."""
         ranges = list(ranges)
         if ranges:
-            self.content.prefetch(ranges, gap)
+            self.open(ranges, gap).prefetch(ranges, gap)
 
     def prefetch_into(self, start: int, stop: int, memory: Memory) -> None:
         self.content.prefetch_into(start, stop, memory)
@@ -331,11 +361,17 @@ class LazyReader(ByteReader):
 def open_late(
     shard: Shard,
     storage_options: dict[str, Any] | None,
-    check: Callable[[LazyBytes], None] | None = None,
-) -> Iterator[ByteReader]:
+    check: OpeningCheck | None = None,
+) -> Iterator[LazyReader]:
     """Open a shard lazily, on first access; the listed version must be there then.
 
-    ``check`` is called with the shard when it is open, and may refuse it.
+    ``check`` may refuse it then. One that is due is made anyway: of a local shard at once, of a
+    remote one on leaving the context, if nothing was read before.
     """
     with ExitStack() as exit_stack:
-        yield LazyReader(shard, storage_options, exit_stack, check)
+        reader = LazyReader(shard, storage_options, exit_stack, check)
+        if check is not None and check.is_due and local_path(shard.url) is not None:
+            reader.open()
+        yield reader
+        if check is not None and check.is_due:
+            reader.open()

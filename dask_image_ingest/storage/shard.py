@@ -47,6 +47,11 @@ def is_web(url: str) -> bool:
     return url.startswith(_WEB)
 
 
+def takes_files(folder: str) -> bool:
+    """False for a folder on a web server or in an archive, where no file can be written."""
+    return local_path(folder) is not None or not ("::" in folder or is_web(folder))
+
+
 def is_pipe(url: str) -> bool:
     """True if a URL is a command."""
     return url.startswith(COMMAND)

@@ -26,6 +26,8 @@ CROP = dii.RandomResizedCrop(scale=(0.2, 0.9))
 
 WAYS = {
     "random": {"size": (70, 90), "augment": CROP},
+    "flip": {"size": 70, "resize": "shorter", "augment": "random_horizontal_flip"},
+    "crop and flip": {"size": 80, "augment": [CROP, dii.RandomHorizontalFlip()]},
     "crop": {"size": (80, 60), "resize": "crop"},
     "two steps": {"size": 64, "resize": "crop", "crop_from": 80},
     "pad": {"size": 90, "resize": "pad"},
@@ -290,6 +292,8 @@ def test_what_is_no_box_is_null_and_costs_one_row(tmp_path):
         ({"boxes": "json", "box_labels": None}, "lists of four numbers"),
         ({"boxes": "json.points"}, "is one of points="),
         ({"box_labels": "__key__"}, "an item for each box"),
+        ({"augment": "rand_augment"}, "leave one of them out"),
+        ({"decode": False}, "pass them to decode_images"),
         ({"points": "__key__"}, "lists of two numbers"),
     ],
 )

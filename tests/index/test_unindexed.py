@@ -31,18 +31,18 @@ def numbers(paths, **options):
     return [int(key) for key in frame["__key__"]], [int(txt) for txt in frame["txt"]], pixels
 
 
-def test_a_server_that_tells_no_version_has_no_indexes(tmp_path):
+def test_a_shard_without_a_version_is_known_by_its_content(tmp_path):
     with faulty_server(files={"/a.tar": numbered(range(4))}) as server:
         url = f"{server.url}/a.tar"
-        dii.write_index(url, folder=tmp_path)
         server.tags = False
-        server.files["/a.tar"] = numbered(range(200, 204))
-        with pytest.warns(UserWarning, match="is not used: the server of .* gives neither an ETag"):
-            assert numbers(url, index=tmp_path) == ([*range(200, 204)],) * 3
-        server.reset()
-        with pytest.raises(dii.ShardError, match=r"1 of 1 shards have no index.*neither an ETag"):
-            dii.write_index(url, folder=tmp_path, overwrite=True)
-        assert not server.sent
+        for first in (0, 200):
+            server.files["/a.tar"] = numbered(range(first, first + 4))
+            if first:
+                with pytest.warns(UserWarning, match="is not used: it is stale"):
+                    assert numbers(url, index=tmp_path) == ([*range(first, first + 4)],) * 3
+            assert dii.write_index(url, folder=tmp_path)["state"].tolist() == ["written"]
+            assert numbers(url, index=tmp_path) == ([*range(first, first + 4)],) * 3
+        assert dii.write_index(url, folder=tmp_path)["state"].tolist() == ["kept"]
 
 
 def test_a_shard_in_a_zip_is_known_by_its_checksum(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import fsspec
@@ -74,11 +75,17 @@ def test_a_prefix_without_indexes_is_told(shards, s3_server, few):
     assert count(urls, "s3://where/empty", storage_options=options) == 2 * few
 
 
-def test_a_web_folder_that_nobody_can_list_is_told(shards, tmp_path):
-    dii.write_index(shards, folder=tmp_path / "indexes")
+@pytest.mark.parametrize("combined", [False, True])
+def test_indexes_are_found_in_a_web_folder_that_nobody_can_list(combined, shards, tmp_path):
+    dii.write_index(shards, folder=tmp_path / "indexes", combined=combined)
     files = {f"/i/{path.name}": path.read_bytes() for path in (tmp_path / "indexes").iterdir()}
     with faulty_server(files=files, pages=True) as server:
         assert count(shards, f"{server.url}/i") == 18
         server.pages = False
-        with pytest.raises(dii.ArgumentError, match=r"no such folder, or its server lists none"):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert count(shards, f"{server.url}/i") == 18
+        server.files.clear()
+        tried = r"lists none, and has neither _index\.parquet nor shard-0000\.tar\.index\.parquet"
+        with pytest.raises(dii.ArgumentError, match=tried):
             count(shards, f"{server.url}/i")

@@ -67,9 +67,9 @@ def trained_on(monkeypatch) -> list[list[float]]:
     return means
 
 
-def two_epochs(normalize: Any) -> list[list[float]]:
-    """The same of random crops, two epochs of three steps."""
-    ddf = dii.read_webdataset_images("demo-data/*.tar", size=32, augment="random_resized_crop")
+def two_epochs(normalize: Any, augment: Any = "random_resized_crop") -> list[list[float]]:
+    """The same of augmented images, two epochs of three steps."""
+    ddf = dii.read_webdataset_images("demo-data/*.tar", size=32, augment=augment)
     options = {"columns": [], "format": "torch", "shuffle": 0, "drop_last": True}
     return [
         batch["image"].mean((1, 2, 3)).tolist()
@@ -87,7 +87,7 @@ def assert_same(batches: list[list[float]], others: list[list[float]]) -> None:
 def test_timm_gets_its_pairs(run, trained_on):
     names = run("timm")
     mean, std = names["config"]["mean"], names["config"]["std"]
-    assert_same(trained_on, two_epochs((mean, std)))
+    assert_same(trained_on, two_epochs((mean, std), names["augment"]))
     assert 0 <= names["right"] <= names["seen"] == 51
     # Resize(36), CenterCrop(32), ToTensor and Normalize, by Pillow.
     frame = dii.read_webdataset_images("demo-data/*.tar").compute()
@@ -154,7 +154,7 @@ def test_the_boxes_of_a_detector_are_where_the_objects_are(run, tmp_path):
             found = torch.cat([box[:2] - box[2:] / 2, box[:2] + box[2:] / 2])
             assert (found - expected).abs().max() < 2 / 64
             boxes += 1
-    assert boxes == 36
+    assert 30 <= boxes <= 36  # of others the random crop has less than a fifth
 
 
 def write_boxed(folder: Path) -> None:

@@ -402,7 +402,7 @@ def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
 def has_random_crops(expr: dx.Expr) -> bool:
     """True if some images of a query are random regions."""
     decodes = expr.find_operations(Decode)
-    return any(image.decoding.augment is not None for node in decodes for image in node.images)
+    return any(image.decoding.is_augmented for node in decodes for image in node.images)
 
 
 def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:

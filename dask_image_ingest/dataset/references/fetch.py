@@ -144,6 +144,7 @@ def fetch_images(
         origin,
         f"the {len(rows)} images of a partition",
         pictures=pictures if len(np.unique(pictures)) < len(rows) else None,
+        source=tuple(rows),
     )
 
 

@@ -225,9 +225,14 @@ def _open_shard(
 ) -> FirstShard:
     index = indexes.get(shard.url)
     stored = known_samples(opened, index, storage_options, warn=True, all_places=True)
-    if stored is not None:
-        late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
-        return FirstShard(shard, IndexedReader(stored, late), stored)
+    if index is not None and stored is not None:
+        try:
+            late = opened.enter_context(open_late(shard, storage_options, stored.check))
+            if stored.check.is_due:  # now: what is inferred from it would be wrong
+                late.open()
+            return FirstShard(shard, IndexedReader(stored, late), stored)
+        except UnusableIndexError as error:
+            give_up(index, error, warn=True)
     content = opened.enter_context(open_shard(shard.url, storage_options, shard))
     indexes.pop(shard.url, None)
     return FirstShard(shard, content, *index_head(content, shard.url))

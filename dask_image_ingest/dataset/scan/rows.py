@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -27,7 +27,15 @@ from dask_image_ingest.dataset.schema.columns import (
     REGION,
     ImageMember,
 )
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Pixels, decode
+from dask_image_ingest.decode import (
+    DecodeSpec,
+    EncodedImages,
+    Header,
+    Origin,
+    Pixels,
+    decode,
+    decode_views,
+)
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of, without
 from dask_image_ingest.typedefs import DataFrame, ImageBatch
@@ -143,7 +151,7 @@ class ImageRows:
             return self._origin(member, int(numbers[row]), keys()[row])
 
         what = f"samples {numbers[0]}-{numbers[-1]} of {self.url}" if len(numbers) else ""
-        return EncodedImages(headers, read, origin, what, prefetch)
+        return EncodedImages(headers, read, origin, what, prefetch, source=member.extensions)
 
     def _origin(self, member: ImageMember, number: int, key: str) -> Origin:
         """The identity of an image, for errors and random transforms."""
@@ -368,12 +376,12 @@ def put_pixels(
             f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
             "(or repartition the frame), or size= to decode smaller images"
         )
-    decoded = [
-        _decode(column, *encoded_column, backend)
-        if column.pixels or column.error is not None or only is not None
-        else None
-        for column, *encoded_column in zip(images, encoded, sizes, strict=True)
-    ]
+    made: dict[int, Pixels] = {}
+    for group in _shared(images, encoded, only):
+        columns, own_sizes = [images[n] for n in group], [sizes[n] for n in group]
+        results = _decode(columns, encoded[group[0]], own_sizes, backend)
+        made.update(zip(group, results, strict=True))
+    decoded = [made.get(number) for number in range(len(images))]
     if only is not None:
         rows = zip(*(pixels.errors for pixels in decoded if pixels), strict=True)
         failed = np.array([any(errors) for errors in rows], np.bool_)
@@ -383,8 +391,8 @@ def put_pixels(
         if len(kept) < len(failed):
             frame, decoded = frame.iloc[kept], [pixels and pixels.take(kept) for pixels in decoded]
             encoded = [column.take(kept) for column in encoded]
-    for column, *made in zip(images, encoded, decoded, strict=True):
-        frame = column.into(frame, *made)
+    for column, encoded_column, result in zip(images, encoded, decoded, strict=True):
+        frame = column.into(frame, encoded_column, result)
     return frame
 
 
@@ -393,22 +401,49 @@ def decoded_sizes(column: ColumnDecode, encoded: EncodedImages) -> np.ndarray:
     return np.array(list(map(column.decoding.nbytes, encoded.headers)), np.int64)
 
 
+def _shared(
+    images: Sequence[ColumnDecode], encoded: Sequence[EncodedImages], only: ErrorFilter
+) -> list[list[int]]:
+    """Numbers of the columns to decode; those of which one decode makes all are together."""
+    groups: dict[Hashable, list[int]] = {}
+    for number, (column, data) in enumerate(zip(images, encoded, strict=True)):
+        if not (column.pixels or column.error is not None or only is not None):
+            continue  # what follows from the header is all that is needed
+        decoding = column.decoding
+        key: tuple[Hashable, ...] = (number,)
+        if len(images) > 1 and decoding.can_share and data.source is not None:
+            key = (data.source, decoding.mode, decoding.max_pixels)
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
+
+
 def _decode(
-    column: ColumnDecode, encoded: EncodedImages, sizes: np.ndarray, backend: Backend
-) -> Pixels:
-    """Decode one image column: of rows with the same picture, one."""
+    columns: Sequence[ColumnDecode],
+    encoded: EncodedImages,
+    sizes: Sequence[np.ndarray],
+    backend: Backend,
+) -> list[Pixels]:
+    """Decode an image column, or several of the same images: of rows with one picture, one."""
     places = None
     if encoded.pictures is not None:
         _, firsts, places = np.unique(encoded.pictures, return_index=True, return_inverse=True)
         # In the order of the rows, and with each picture's place in it.
         order = np.argsort(firsts)
         places = np.argsort(order)[places.reshape(-1)]
-        encoded, sizes = encoded.take(firsts[order]), sizes[firsts[order]]
+        encoded = encoded.take(firsts[order])
+        sizes = [of_column[firsts[order]] for of_column in sizes]
     encoded.prefetch()
-    buffer = backend.pixel_buffer(int(sizes.sum())) if column.pixels else NoPixels()
-    pixels = decode(encoded, column.decoding, buffer)
-    _report(pixels.errors, encoded.origin, column)
-    return pixels if places is None else pixels.take(places)
+    buffers = [
+        backend.pixel_buffer(int(of_column.sum())) if column.pixels else NoPixels()
+        for column, of_column in zip(columns, sizes, strict=True)
+    ]
+    if len(columns) == 1:
+        decoded = [decode(encoded, columns[0].decoding, buffers[0])]
+    else:
+        decoded = decode_views(encoded, [column.decoding for column in columns], buffers)
+    for column, pixels in zip(columns, decoded, strict=True):
+        _report(pixels.errors, encoded.origin, column)
+    return decoded if places is None else [pixels.take(places) for pixels in decoded]
 
 
 def slices_by_size(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:

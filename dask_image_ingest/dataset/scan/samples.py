@@ -6,6 +6,7 @@ The shard is opened by its index if that is valid, else by a scan of its tar hea
 from __future__ import annotations
 
 import functools
+import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -40,6 +41,7 @@ from dask_image_ingest.index import (
     StoredIndex,
     UnusableIndexError,
     open_stored,
+    way_out,
 )
 from dask_image_ingest.storage import (
     ByteReader,
@@ -61,6 +63,8 @@ from dask_image_ingest.tar import (
     read_member,
     too_large_error,
 )
+
+logger = logging.getLogger("dask_image_ingest")
 
 # A byte range is read as a whole if at least this share of it, and this many bytes, are images.
 _DENSE, _LEAST_WHOLE = 0.75, 1 << 20
@@ -368,7 +372,7 @@ def open_samples(
     with ExitStack() as opened:
         stored = known_samples(opened, index, storage_options, warn)
         if stored is not None:
-            late = opened.enter_context(open_late(shard, storage_options, stored.refuse_other))
+            late = opened.enter_context(open_late(shard, storage_options, stored.check))
             yield SampleRows(url, late, stored, options, member_columns, sidecar)
             return
         content = opened.enter_context(open_shard(url, storage_options, shard))
@@ -414,7 +418,7 @@ def known_samples(
 
 
 def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
-    """Warn that a shard is read without its index, which can't be used.
+    """Warn that a shard is read without its index, which can't be used; once in a read.
 
     Raises
     ------
@@ -423,15 +427,21 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
     """
     if index.required:
         raise ShardError(
-            f"the index {index.url} can't be used: {error}. Write it with write_index(), or "
-            "leave out index=True"
+            f"the index {index.url} can't be used: {error}, and index=True wants one of "
+            f"{index.shard.url}. {way_out(index.url)}"
         ) from error
-    if warn:
-        # Names the worker: others may be able to use it.
-        warn_user(
-            f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
-            f"{this_worker()}"
-        )
+    if not warn:
+        return
+    # Names the worker: others may be able to use it.
+    why = (
+        f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
+        f"{this_worker()}"
+    )
+    if index.told <= {index.shard.url}:
+        index.told.add(index.shard.url)
+        warn_user(f"{why}. {way_out(index.url)}. More such indexes of this read are logged (INFO)")
+    else:
+        logger.info("%s", why)
 
 
 # Folders of shards with links, and extensions without a column, that were warned about already:

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest.arguments import check_choice, list_of_names, shown
 from dask_image_ingest.dataset.schema.columns import REGION
-from dask_image_ingest.decode import Placement, Placements
+from dask_image_ingest.decode import DecodeSpec, Placement, Placements
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, is_any_list, is_list, is_number, one_chunk
 from dask_image_ingest.typedefs import DataFrame
@@ -35,11 +35,11 @@ def regions(placements: Sequence[Placement | None]) -> pa.StructArray:
 
 def parse_annotations(
     boxes: Any | None,
-    box_format: object,
+    box_format: BoxFormat,
     box_labels: Any | Sequence[Any] | None,
     min_visibility: object,
     points: Any | Sequence[Any] | None,
-    coordinates: object,
+    coordinates: Coordinates,
     decode: bool = True,
 ) -> Annotations | None:
     """Validate these arguments of a read; None without boxes and points.
@@ -74,9 +74,21 @@ def _names(argument: str, value: Any) -> tuple[str, ...]:
     return tuple(list_of_names(argument, [value] if isinstance(value, str) else value, "columns"))
 
 
-def check_annotations(annotations: Annotations | None, types: Mapping[Any, pa.DataType]) -> None:
-    """Raise `ArgumentError` if a column does not exist, or its type can't be that of its values."""
-    for name in annotations.columns if annotations else ():
+def check_annotations(
+    annotations: Annotations | None, types: Mapping[Any, pa.DataType], decoding: DecodeSpec
+) -> None:
+    """Raise `ArgumentError` if a column does not exist, or its type can't be that of its values.
+
+    Also if ``decoding`` moves pixels to places that these columns don't follow to.
+    """
+    if annotations is None:
+        return
+    if decoding.moves is not None:
+        raise ArgumentError(
+            f"boxes= and points= follow crops, resizes and flips, and {decoding.moves} of augment= "
+            "turns, shears and shifts images: leave one of them out"
+        )
+    for name in annotations.columns:
         if name not in types:
             field = str(name).removeprefix("json.")
             hint = f"json_fields={{{field!r}: 'list<list<float32>>'}} makes it of a JSON member; "

@@ -351,5 +351,6 @@ class ImageMember:
 
 
 def augmented(images: Iterable[ImageMember]) -> tuple[str, ...]:
-    """The image columns that show a random region."""
-    return tuple(member.column for member in images if member.decoding.augment is not None)
+    """The image columns that show a random region, or are mirrored at random."""
+    decodings = ((member.column, member.decoding) for member in images)
+    return tuple(column for column, decoding in decodings if decoding.augment or decoding.flips)
