@@ -23,7 +23,7 @@ from dask_image_ingest.decode.buffers import (
     pixels_of,
 )
 from dask_image_ingest.decode.dali import decode_pool, decode_threads, import_decoders
-from dask_image_ingest.decode.decode import decode, decode_views
+from dask_image_ingest.decode.decode import decode
 from dask_image_ingest.decode.decode_spec import (
     LARGEST_SIZE,
     MAX_PIXELS,
@@ -78,7 +78,6 @@ __all__ = [
     "decode_one",
     "decode_pool",
     "decode_threads",
-    "decode_views",
     "from_bytes",
     "header_of",
     "import_decoders",

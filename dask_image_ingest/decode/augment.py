@@ -7,7 +7,6 @@ applies the steps.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,9 +14,15 @@ from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_choice, is_whole, shown
+from dask_image_ingest.arguments import check_choice, is_whole, shown, whole_number
 from dask_image_ingest.decode.buffers import Origin
-from dask_image_ingest.decode.random_crop import RandomResizedCrop, uniform_numbers
+from dask_image_ingest.decode.random_crop import (
+    RandomResizedCrop,
+    refused,
+    set_probability,
+    set_range,
+    uniform_numbers,
+)
 from dask_image_ingest.errors import ArgumentError
 
 #: A range of numbers, or one number by which to differ from "no change".
@@ -43,8 +48,24 @@ class Step(NamedTuple):
 UNCHANGED: Final = Step("Identity")
 
 
+class PixelAugment:
+    """Random augmentation of decoded pixels, which follows the crop and the resize.
+
+    Attributes
+    ----------
+    operations : frozenset of str
+        Operations of its steps; ``Identity`` may be one of them in any case.
+    """
+
+    operations: ClassVar[frozenset[str]]
+
+    def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
+        """Steps for an image of this height and width, from random numbers of [0, 1)."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class RandomHorizontalFlip:
+class RandomHorizontalFlip(PixelAugment):
     """Mirror an image left to right at random, for ``augment=`` of a read.
 
     Parameters
@@ -64,19 +85,26 @@ class RandomHorizontalFlip:
 
     p: float = 0.5
 
-    operations: ClassVar[frozenset[str]] = frozenset({"Flip"})
+    operations: ClassVar = frozenset({"Flip"})
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise _refused(self, "p", "a probability, 0 to 1")
+        set_probability(self, "p")
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
-        """Steps for an image of this height and width, from random numbers of [0, 1)."""
         return [Step("Flip") if next(numbers) < self.p else UNCHANGED]
 
 
+# Argument, operation, its smallest value, the value that changes nothing, and the largest one.
+_JITTER: Final = (
+    ("brightness", "Brightness", 0.0, 1.0, math.inf),
+    ("contrast", "Contrast", 0.0, 1.0, math.inf),
+    ("saturation", "Color", 0.0, 1.0, math.inf),
+    ("hue", "Hue", -0.5, 0.0, 0.5),
+)
+
+
 @dataclass(frozen=True)
-class ColorJitter:
+class ColorJitter(PixelAugment):
     """Change brightness, contrast, saturation and hue in random order, for ``augment=`` of a read.
 
     As torchvision's of the same name.
@@ -105,40 +133,32 @@ class ColorJitter:
     saturation: Range = 0
     hue: Range = 0
 
-    operations: ClassVar[frozenset[str]] = frozenset({"Brightness", "Contrast", "Color", "Hue"})
+    operations: ClassVar = frozenset(operation for _, operation, *_ in _JITTER)
 
     def __post_init__(self) -> None:
-        for name in ("brightness", "contrast", "saturation", "hue"):
-            least, middle, most = (-0.5, 0, 0.5) if name == "hue" else (0, 1, math.inf)
+        for name, _, least, unchanged, most in _JITTER:
             given = getattr(self, name)
-            low, high = given if isinstance(given, Sequence) else (middle - given, middle + given)
-            if not isinstance(given, Sequence) and name != "hue":
-                low = max(low, least)
-            if not least <= low <= high <= most or high == math.inf:
-                limit = " <= 0.5" if name == "hue" else ""
-                expected = f"a number from 0, or (low, high), {least} <= low <= high{limit}"
-                raise _refused(self, name, expected)
+            if isinstance(given, Sequence):
+                low, high = given
+            else:
+                low, high = max(least, unchanged - given), unchanged + given
+            if not least <= low <= high <= most:
+                bounds = f"{least:g} <= low <= high <= {most:g}"
+                raise refused(self, name, f"a number from 0, or (low, high), {bounds}")
             object.__setattr__(self, name, (float(low), float(high)))
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
-        """Steps for an image of this height and width, from random numbers of [0, 1)."""
-        ranges = {
-            "Brightness": (self.brightness, 1.0),
-            "Contrast": (self.contrast, 1.0),
-            "Color": (self.saturation, 1.0),
-            "Hue": (self.hue, 0.0),
-        }
         steps = []
-        for name, (given, unchanged) in ranges.items():
-            low, high = given if isinstance(given, tuple) else (given, given)
+        for name, operation, _, unchanged, _ in _JITTER:
+            low, high = getattr(self, name)
             place, number = next(numbers), next(numbers)
             if not low == high == unchanged:
-                steps.append((place, Step(name, (low + (high - low) * number,))))
+                steps.append((place, Step(operation, (low + (high - low) * number,))))
         return [step for _, step in sorted(steps)]
 
 
 @dataclass(frozen=True)
-class RandomErasing:
+class RandomErasing(PixelAugment):
     """Fill a random rectangle, for ``augment=`` of a read.
 
     As torchvision's of the same name. It erases decoded values, before ``normalize=`` of a loader:
@@ -170,24 +190,18 @@ class RandomErasing:
     ratio: tuple[float, float] = (0.3, 3.3)
     value: int | tuple[int, int, int] = 0
 
-    operations: ClassVar[frozenset[str]] = frozenset({"Erase"})
+    operations: ClassVar = frozenset({"Erase"})
 
     def __post_init__(self) -> None:
-        if not 0 <= self.p <= 1:
-            raise _refused(self, "p", "a probability, 0 to 1")
-        for name, highest in ("scale", 1.0), ("ratio", math.inf):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= highest:
-                limit = " <= 1" if name == "scale" else ""
-                raise _refused(self, name, f"(low, high), 0 < low <= high{limit}")
-            object.__setattr__(self, name, (float(low), float(high)))
+        set_probability(self, "p")
+        set_range(self, "scale", 1)
+        set_range(self, "ratio")
         values = self.value if isinstance(self.value, Sequence) else [self.value] * 3
-        if len(values) != 3 or not all(map(_is_value, values)):
-            raise _refused(self, "value", "a whole number, 0 to 255, or (red, green, blue)")
+        if len(values) != 3 or not all(is_whole(value) and 0 <= value <= 255 for value in values):
+            raise refused(self, "value", "a whole number, 0 to 255, or (red, green, blue)")
         object.__setattr__(self, "value", tuple(map(int, values)))
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
-        """Steps for an image of this height and width, from random numbers of [0, 1)."""
         if next(numbers) >= self.p:
             return [UNCHANGED]
         (least, most), (low, high) = self.scale, map(math.log, self.ratio)
@@ -214,8 +228,21 @@ _RAND_AUGMENT: Final = (
 )
 
 
+class Operations(PixelAugment):
+    """Augmentation by operations of torchvision's ``_apply_op``, some of which move pixels."""
+
+    interpolation: Literal["nearest", "bilinear"]
+    fill: int
+
+    operations: ClassVar = frozenset({"Affine", "Invert", *_RAND_AUGMENT} - {*_MOVED})
+
+    def __post_init__(self) -> None:
+        check_choice("interpolation", self.interpolation, ("nearest", "bilinear"))
+        whole_number("fill", self.fill, 0, "pass a whole number, 0 to 255", most=255)
+
+
 @dataclass(frozen=True)
-class RandAugment:
+class RandAugment(Operations):
     """Some random operations of one strength, for ``augment=`` of a read.
 
     As torchvision's of the same name: each operation is one of 14, with the magnitude of its table.
@@ -249,21 +276,14 @@ class RandAugment:
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     fill: int = 0
 
-    operations: ClassVar[frozenset[str]] = frozenset({"Affine", *_RAND_AUGMENT} - {*_MOVED})
-
     def __post_init__(self) -> None:
-        for name, least, most in (
-            ("num_ops", 1, 100),
-            ("num_magnitude_bins", 2, 1000),
-            ("magnitude", 0, self.num_magnitude_bins - 1),
-        ):
-            given = getattr(self, name)
-            if not is_whole(given) or not least <= given <= most:
-                raise _refused(self, name, f"a whole number, {least} to {most}")
-        _check_moves(self)
+        super().__post_init__()
+        whole_number("num_ops", self.num_ops, 1)
+        whole_number("num_magnitude_bins", self.num_magnitude_bins, 2)
+        advice = "pass a whole number from 0, less than num_magnitude_bins"
+        whole_number("magnitude", self.magnitude, 0, advice, self.num_magnitude_bins - 1)
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
-        """Steps for an image of this height and width, from random numbers of [0, 1)."""
         bins, steps = self.num_magnitude_bins, []
         for _ in range(self.num_ops):
             name = _RAND_AUGMENT[int(next(numbers) * len(_RAND_AUGMENT))]
@@ -290,7 +310,7 @@ _POLICY: Final = [
 
 
 @dataclass(frozen=True)
-class AutoAugment:
+class AutoAugment(Operations):
     """One of 25 pairs of operations at random, for ``augment=`` of a read.
 
     As torchvision's of the same name with its default, the policy learned on ImageNet
@@ -316,15 +336,7 @@ class AutoAugment:
     interpolation: Literal["nearest", "bilinear"] = "nearest"
     fill: int = 0
 
-    operations: ClassVar[frozenset[str]] = frozenset(
-        {"Affine"} | {name for pair in _POLICY for name, *_ in pair}
-    ) - {*_MOVED}
-
-    def __post_init__(self) -> None:
-        _check_moves(self)
-
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
-        """Steps for an image of this height and width, from random numbers of [0, 1)."""
         pair = _POLICY[int(next(numbers) * len(_POLICY))]
         steps = []
         for name, probability, bin in pair:
@@ -339,36 +351,33 @@ def _step(name: str, bin: int, bins: int, negative: bool, height: int, width: in
         return Step(name, (8 - round(4 * bin / (bins - 1)),))
     if name == "Solarize":
         return Step(name, (_spaced(255, 0, bin, bins),))
-    if name not in (*_MOVED, *_ENHANCED):
+    largest = {
+        "ShearX": 0.3,
+        "ShearY": 0.3,
+        "TranslateX": 150 / 331 * width,
+        "TranslateY": 150 / 331 * height,
+        "Rotate": 30.0,
+        **dict.fromkeys(_ENHANCED, 0.9),
+    }
+    if name not in largest:
         return Step(name)
-    most = {"Rotate": 30, "ShearX": 0.3, "ShearY": 0.3}.get(name, 0.9)
-    if name.startswith("Translate"):
-        most = 150 / 331 * (width if name == "TranslateX" else height)
-    signed = _spaced(0, most, bin, bins) * (-1 if negative else 1)
+    signed = _spaced(0, largest[name], bin, bins) * (-1 if negative else 1)
     if name in _ENHANCED:
         return Step(name, (1 + signed,))
-    if name == "ShearX":
-        return Step("Affine", (1, math.tan(math.atan(signed)), 0, 0, 1, 0))
-    if name == "ShearY":
-        return Step("Affine", (1, 0, 0, math.tan(math.atan(signed)), 1, 0))
-    if name == "TranslateX":
-        return Step("Affine", (1, 0, -int(signed), 0, 1, 0))
-    if name == "TranslateY":
-        return Step("Affine", (1, 0, 0, 0, 1, -int(signed)))
-    # About the centre, as Pillow's ``rotate``.
-    angle = -math.radians(signed)
-    cos, sin = math.cos(angle), math.sin(angle)
-    across, down = width / 2, height / 2
-    return Step(
-        "Affine",
-        (
-            *(cos, sin, across - cos * across - sin * down),
-            *(-sin, cos, down + sin * across - cos * down),
-        ),
-    )
+    if name == "Rotate":  # about the centre, as Pillow's ``rotate``
+        cos, sin = math.cos(math.radians(signed)), -math.sin(math.radians(signed))
+        x, y = width / 2, height / 2
+        return Step("Affine", (cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y))
+    shear, shift = math.tan(math.atan(signed)), -int(signed)
+    matrices: dict[str, tuple[float, ...]] = {
+        "ShearX": (1, shear, 0, 0, 1, 0),
+        "ShearY": (1, 0, 0, shear, 1, 0),
+        "TranslateX": (1, 0, shift, 0, 1, 0),
+        "TranslateY": (1, 0, 0, 0, 1, shift),
+    }
+    return Step("Affine", matrices[name])
 
 
-@functools.lru_cache(maxsize=4096)
 def _spaced(first: float, last: float, number: int, count: int) -> float:
     """One of so many evenly spaced numbers, as ``torch.linspace`` rounds it."""
     step = float((np.float32(last) - np.float32(first)) / np.float32(count - 1))
@@ -376,11 +385,6 @@ def _spaced(first: float, last: float, number: int, count: int) -> float:
         return float(np.float32(float(np.float32(first)) + step * number))
     return float(np.float32(float(np.float32(last)) - step * (count - 1 - number)))
 
-
-#: Augmentations of decoded pixels, which follow the crop and the resize.
-PixelAugment: TypeAlias = (
-    RandomHorizontalFlip | ColorJitter | RandAugment | AutoAugment | RandomErasing
-)
 
 _Name: TypeAlias = Literal[
     "random_resized_crop",
@@ -449,18 +453,3 @@ def draw_steps(
         drawn.append(augment.draw(numbers, height, width))
         seen.append(name)
     return drawn
-
-
-def _check_moves(augment: RandAugment | AutoAugment) -> None:
-    check_choice("interpolation", augment.interpolation, ("nearest", "bilinear"))
-    if not _is_value(augment.fill):
-        raise _refused(augment, "fill", "a whole number, 0 to 255")
-
-
-def _is_value(value: object) -> bool:
-    return is_whole(value) and 0 <= value <= 255
-
-
-def _refused(augment: PixelAugment, name: str, expected: str) -> ArgumentError:
-    given = shown(getattr(augment, name))
-    return ArgumentError(f"{type(augment).__name__}({name}={given}): pass {expected}")

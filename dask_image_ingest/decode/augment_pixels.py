@@ -6,9 +6,8 @@ operators there. A GPU has them within the bounds that the guide tells.
 
 from __future__ import annotations
 
-import itertools
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from math import ceil
 from typing import Any, Final, Literal, NamedTuple, TypeAlias
@@ -19,6 +18,7 @@ from PIL import Image, ImageEnhance, ImageOps
 from dask_image_ingest.decode.augment import (
     UNCHANGED,
     AutoAugment,
+    Operations,
     PixelAugment,
     RandAugment,
     RandomErasing,
@@ -83,21 +83,17 @@ class PixelAugments:
 
 def apply_steps(image: np.ndarray, steps: Steps) -> np.ndarray:
     """The steps applied to an array (height, width, channels) on a CPU."""
-    some = (step for step in steps if step[0] != UNCHANGED)
-    for operation, same in itertools.groupby(some, lambda step: _ON_ARRAYS.get(step[0].operation)):
-        if operation is None:
-            image = _by_pillow(image, same)
-        else:  # without a copy to Pillow and back, and of values of any type
-            for step, augment in same:
-                image = operation(image, step, augment)
-    return image
-
-
-def _by_pillow(image: np.ndarray, steps: Iterable[tuple[Step, PixelAugment]]) -> np.ndarray:
-    pixels = Image.fromarray(image if image.shape[2] > 1 else image[..., 0])
+    shape = image.shape
+    pixels: np.ndarray | Image.Image = image
     for step, augment in steps:
-        pixels = _applied(pixels, step, augment)
-    return np.asarray(pixels).reshape(image.shape)
+        if step.operation in _ON_ARRAYS:  # without Pillow, and of values of any type
+            array = np.asarray(pixels).reshape(shape)
+            pixels = _ON_ARRAYS[step.operation](array, step, augment)
+        elif step != UNCHANGED:
+            if isinstance(pixels, np.ndarray):
+                pixels = Image.fromarray(pixels if shape[2] > 1 else pixels[..., 0])
+            pixels = _applied(pixels, step, augment)
+    return np.asarray(pixels).reshape(shape)
 
 
 def _erased(image: np.ndarray, step: Step, augment: PixelAugment) -> np.ndarray:
@@ -119,34 +115,12 @@ def _mirrored(image: np.ndarray, step: Step, augment: PixelAugment) -> np.ndarra
 
 _ON_ARRAYS: Final = {"Flip": _mirrored, "Erase": _erased}
 
-_ENHANCERS: Final = {
-    "Brightness": ImageEnhance.Brightness,
-    "Contrast": ImageEnhance.Contrast,
-    "Color": ImageEnhance.Color,
-    "Sharpness": ImageEnhance.Sharpness,
-}
-
-_UNPARAMETERED: Final[dict[str, Callable[[Image.Image], Image.Image]]] = {
-    "AutoContrast": ImageOps.autocontrast,
-    "Equalize": ImageOps.equalize,
-    "Invert": ImageOps.invert,
-}
-
 
 def _applied(pixels: Image.Image, step: Step, augment: PixelAugment) -> Image.Image:
-    """Torchvision's function of the step for PIL images."""
     name, values = step
-    if name in _UNPARAMETERED:
-        return _UNPARAMETERED[name](pixels)
-    if name in _ENHANCERS:
-        return _ENHANCERS[name](pixels).enhance(values[0])
-    if name == "Posterize":
-        return ImageOps.posterize(pixels, int(values[0]))
-    if name == "Solarize":
-        return ImageOps.solarize(pixels, ceil(values[0]))
-    if name == "Hue":
-        return _with_hue(pixels, values[0])
-    assert isinstance(augment, (RandAugment, AutoAugment))
+    if name != "Affine":
+        return _BY_PILLOW[name](pixels, *values)
+    assert isinstance(augment, Operations)
     nearest = augment.interpolation == "nearest"
     filter = Image.Resampling.NEAREST if nearest else Image.Resampling.BILINEAR
     fill = augment.fill if pixels.mode == "L" else (augment.fill,) * 3
@@ -161,6 +135,21 @@ def _with_hue(pixels: Image.Image, shift: float) -> Image.Image:
     # The circle of colours has 256 values.
     turned = hue.point([(number + int(shift * 255)) % 256 for number in range(256)])
     return Image.merge("HSV", (turned, saturation, value)).convert("RGB")
+
+
+# Torchvision's functions of PIL images, and of the number of a step if it has one.
+_BY_PILLOW: Final[dict[str, Callable[..., Image.Image]]] = {
+    "AutoContrast": ImageOps.autocontrast,
+    "Equalize": ImageOps.equalize,
+    "Invert": ImageOps.invert,
+    "Posterize": lambda pixels, bits: ImageOps.posterize(pixels, int(bits)),
+    "Solarize": lambda pixels, threshold: ImageOps.solarize(pixels, ceil(threshold)),
+    "Brightness": lambda pixels, factor: ImageEnhance.Brightness(pixels).enhance(factor),
+    "Contrast": lambda pixels, factor: ImageEnhance.Contrast(pixels).enhance(factor),
+    "Color": lambda pixels, factor: ImageEnhance.Color(pixels).enhance(factor),
+    "Sharpness": lambda pixels, factor: ImageEnhance.Sharpness(pixels).enhance(factor),
+    "Hue": _with_hue,
+}
 
 
 _INPUT, _NUMBERS = "images", "numbers-{}"  # of each slot
@@ -270,7 +259,7 @@ def _in_dali(images: Any, numbers: Any, augment: PixelAugment, name: str) -> Any
     if name == "Flip":
         return fn.flip(images)
     if name == "Affine":
-        assert isinstance(augment, (RandAugment, AutoAugment))
+        assert isinstance(augment, Operations)
         nearest = augment.interpolation == "nearest"
         return fn.warp_affine(
             images,

@@ -12,8 +12,8 @@ import resource
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import IO, Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import IO, Any, NoReturn, TypeAlias
 
 import numpy as np
 from distributed.protocol.pickle import dumps
@@ -153,7 +153,12 @@ def _death_name(status: int) -> str:
 # --- in the subprocess ----------------------------------------------------------------------------
 
 
-def serve(decode: Callable[[EncodedImages, DecodeSpec, PixelBuffer], Pixels]) -> NoReturn:
+Decode: TypeAlias = Callable[
+    [EncodedImages, Sequence[DecodeSpec], Sequence[PixelBuffer]], list[Pixels]
+]
+
+
+def serve(decode: Decode) -> NoReturn:
     """Decode images from stdin until it is closed; replies go to stdout."""
     requests = sys.stdin.buffer
     # Send what decoders print to stderr, so that it does not mix with the replies.
@@ -172,7 +177,7 @@ def serve(decode: Callable[[EncodedImages, DecodeSpec, PixelBuffer], Pixels]) ->
         image = _OneImage()
         try:
             encoded = EncodedImages([header], [data].__getitem__, [origin].__getitem__)
-            pixels = decode(encoded, decoding, image)
+            (pixels,) = decode(encoded, [decoding], [image])
         except Exception as error:  # of the user's transform, for example; the parent raises it
             _reply(replies, error)
             continue

@@ -29,9 +29,9 @@ from dask_image_ingest.typedefs import ImageBatch
 
 def decode(
     images: EncodedImages,
-    decoding: DecodeSpec,
-    buffer: PixelBuffer,
-) -> Pixels:
+    decodings: Sequence[DecodeSpec],
+    buffers: Sequence[PixelBuffer],
+) -> list[Pixels]:
     """Decode the images of a partition, in the order of its rows.
 
     Parameters
@@ -39,10 +39,11 @@ def decode(
     images
         The encoded images. If a process died during this partition, they are decoded in a
         subprocess.
-    decoding
-        Decode options.
-    buffer
-        Receives the pixels.
+    decodings
+        Decode options. With several, which `DecodeSpec.can_share` has to allow, each image is
+        decoded once and in full, and their random regions are cut from it: this takes less time.
+    buffers
+        Receive the pixels, one for each of the options.
 
     Raises
     ------
@@ -57,45 +58,19 @@ def decode(
     threads the images that DALI can't, then those that DALI refused. An image that Pillow refuses
     gets an error.
     """
-    refuse_other_version(decoding.version)
+    refuse_other_version(decodings[0].version)
     images = _without_crashers(images)
-    with crash_log.in_progress(_partition_name(images, decoding)) as crashed_before:
-        if crashed_before:
-            pixels = decode_guarded(images, decoding, buffer)
-        else:
-            pixels = decode_in_batches(images, decoding, buffer)
-    _count(pixels)
-    return pixels
-
-
-def decode_views(
-    images: EncodedImages, decodings: Sequence[DecodeSpec], buffers: Sequence[PixelBuffer]
-) -> list[Pixels]:
-    """Decode each image once and in full, and cut random regions for several options from it.
-
-    The results are those of `decode` for each of the options and buffers, which
-    `DecodeSpec.can_share` allows. Several regions take less time than a decode of each.
-    """
-    first = decodings[0]
-    refuse_other_version(first.version)
-    images = _without_crashers(images)
-    whole = replace(first, size=None, augment=None, pixel_augments=(), transform=None)
-    with crash_log.in_progress(_partition_name(images, whole)) as crashed_before:
+    with crash_log.in_progress(_partition_name(images, decodings[0])) as crashed_before:
         if crashed_before:
             pairs = zip(decodings, buffers, strict=True)
-            views = [decode_guarded(images, *pair) for pair in pairs]
+            results = [decode_guarded(images, *pair) for pair in pairs]
         else:
-            results = list(zip(decodings, buffers, strict=True))
-            views = _decode_in_batches(images, whole, results)
-    for pixels in views:
-        _count(pixels)
-    return views
-
-
-def _count(pixels: Pixels) -> None:
-    bad = sum(bool(error) for error in pixels.errors)
-    count(DECODED, len(pixels.errors) - bad)
-    count(BAD, bad)
+            results = decode_in_batches(images, decodings, buffers)
+    for pixels in results:
+        bad = sum(bool(error) for error in pixels.errors)
+        count(DECODED, len(pixels.errors) - bad)
+        count(BAD, bad)
+    return results
 
 
 def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:
@@ -122,22 +97,15 @@ def _without_crashers(images: EncodedImages) -> EncodedImages:
 
 def decode_in_batches(
     images: EncodedImages,
-    decoding: DecodeSpec,
-    buffer: PixelBuffer,
-) -> Pixels:
-    """Decode the images of a partition in this process; parameters as in `decode`."""
-    (pixels,) = _decode_in_batches(images, decoding, [(decoding, buffer)])
-    return pixels
-
-
-def _decode_in_batches(
-    images: EncodedImages,
-    decoding: DecodeSpec,
-    results: Sequence[tuple[DecodeSpec, PixelBuffer]],
+    decodings: Sequence[DecodeSpec],
+    buffers: Sequence[PixelBuffer],
 ) -> list[Pixels]:
-    """Decode by ``decoding``, for buffers of the same options or of regions of its images."""
+    """Decode the images of a partition in this process; parameters as in `decode`."""
+    decoding, *others = decodings
+    if others:
+        decoding = replace(decoding, size=None, augment=None, pixel_augments=(), transform=None)
     errors = [header.error for header in images.headers]
-    shapes = [np.zeros((len(images), 3), np.int32) for _ in results]
+    shapes = [np.zeros((len(images), 3), np.int32) for _ in decodings]
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
     schedule = BatchPlanner(images, decoding)
     dali = schedule.decoders()
@@ -153,21 +121,21 @@ def _decode_in_batches(
                 row for row, image in zip(batch.dali_rows, found, strict=False) if image is None
             )
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
-            for (result, buffer), result_shapes in zip(results, shapes, strict=True):
-                if result is not decoding:
-                    made: Any = _cut(decoded, rows, images, result)
+            for view, buffer, view_shapes in zip(decodings, buffers, shapes, strict=True):
+                if others:
+                    made: Any = _cut(decoded, rows, images, view)
                 elif decoding.resized_here:
                     made = _resized(decoded, rows, batch, decoding)
                 else:
                     made = decoded
-                made = _augmented(made, rows, images, result, dali if result is decoding else None)
-                result_shapes[rows] = _shapes(made)
+                made = _augmented(made, rows, images, view, None if others else dali)
+                view_shapes[rows] = _shapes(made)
                 if itemsizes is not None:
                     itemsizes[rows] = [image.dtype.itemsize for image in made]
                 buffer.append(made)
     return [
-        Pixels(buffer.finish(), result_shapes, list(errors), itemsizes)
-        for (_, buffer), result_shapes in zip(results, shapes, strict=True)
+        Pixels(buffer.finish(), view_shapes, list(errors), itemsizes)
+        for buffer, view_shapes in zip(buffers, shapes, strict=True)
     ]
 
 

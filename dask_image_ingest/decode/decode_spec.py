@@ -15,9 +15,8 @@ from dask_image_ingest.arguments import check_choice, check_flag, is_whole, show
 from dask_image_ingest.client import own_version
 from dask_image_ingest.decode.augment import (
     Augment,
-    AutoAugment,
+    Operations,
     PixelAugment,
-    RandAugment,
     RandomHorizontalFlip,
     draw_steps,
     parse_augment,
@@ -191,7 +190,7 @@ class DecodeSpec:
     @property
     def moves(self) -> PixelAugment | None:
         """The first augmentation that turns, shears or shifts pixels; None without."""
-        moving = (one for one in self.pixel_augments if isinstance(one, (RandAugment, AutoAugment)))
+        moving = (one for one in self.pixel_augments if isinstance(one, Operations))
         return next(moving, None)
 
     @property
@@ -363,7 +362,7 @@ def make_decode_spec(
         )
     for one in pixel_augments:
         flips = isinstance(one, RandomHorizontalFlip)
-        moves = isinstance(one, (RandAugment, AutoAugment))
+        moves = isinstance(one, Operations)
         if (mode == "RGBA" and not flips) or (mode == "raw" and moves):
             raise ArgumentError(
                 f"mode={mode!r} takes no {type(one).__name__} of augment=, which is for images of "

@@ -60,19 +60,31 @@ class RandomResizedCrop:
     flip: float = 0.5
 
     def __post_init__(self) -> None:
-        for name, highest in ("scale", 1), ("ratio", sys.float_info.max):
-            low, high = getattr(self, name)
-            if not 0 < low <= high <= highest:
-                raise ArgumentError(
-                    f"RandomResizedCrop({name}={shown((low, high))}): pass (low, high), "
-                    f"0 < low <= high{' <= 1' if highest == 1 else ''}"
-                )
-            object.__setattr__(self, name, (float(low), float(high)))
-        if not 0 <= self.flip <= 1:
-            raise ArgumentError(
-                f"RandomResizedCrop(flip={shown(self.flip)}): pass a probability, 0 to 1"
-            )
-        object.__setattr__(self, "flip", float(self.flip))
+        set_range(self, "scale", 1)
+        set_range(self, "ratio")
+        set_probability(self, "flip")
+
+
+def set_range(augment: object, name: str, most: float = sys.float_info.max) -> None:
+    """Check a field (low, high) of an augmentation, 0 < low <= high <= most; make them floats."""
+    low, high = getattr(augment, name)
+    if not 0 < low <= high <= most:
+        limit = " <= 1" if most == 1 else ""
+        raise refused(augment, name, f"(low, high), 0 < low <= high{limit}")
+    object.__setattr__(augment, name, (float(low), float(high)))
+
+
+def set_probability(augment: object, name: str) -> None:
+    """Check a field that is a probability, and make it a float."""
+    if not 0 <= getattr(augment, name) <= 1:
+        raise refused(augment, name, "a probability, 0 to 1")
+    object.__setattr__(augment, name, float(getattr(augment, name)))
+
+
+def refused(augment: object, name: str, expected: str) -> ArgumentError:
+    """The error of a field of an augmentation."""
+    given = shown(getattr(augment, name))
+    return ArgumentError(f"{type(augment).__name__}({name}={given}): pass {expected}")
 
 
 class Region(NamedTuple):

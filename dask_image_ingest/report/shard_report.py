@@ -251,7 +251,7 @@ def _other_images(
 def _decode(
     report: ShardReport, rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray
 ) -> None:
-    pixels = decode(rows.images(member, numbers), member.decoding, NoPixels())
+    (pixels,) = decode(rows.images(member, numbers), [member.decoding], [NoPixels()])
     suffix = "" if kind == IMAGE else f".{kind}"
     for key, error in zip(rows.keys(numbers), pixels.errors, strict=True):
         # A duplicate member is an error of its whole sample: count it once, for its image.

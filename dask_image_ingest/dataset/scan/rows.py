@@ -34,7 +34,6 @@ from dask_image_ingest.decode import (
     Origin,
     Pixels,
     decode,
-    decode_views,
 )
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of, without
@@ -437,10 +436,7 @@ def _decode(
         backend.pixel_buffer(int(of_column.sum())) if column.pixels else NoPixels()
         for column, of_column in zip(columns, sizes, strict=True)
     ]
-    if len(columns) == 1:
-        decoded = [decode(encoded, columns[0].decoding, buffers[0])]
-    else:
-        decoded = decode_views(encoded, [column.decoding for column in columns], buffers)
+    decoded = decode(encoded, [column.decoding for column in columns], buffers)
     for column, pixels in zip(columns, decoded, strict=True):
         _report(pixels.errors, encoded.origin, column)
     return decoded if places is None else [pixels.take(places) for pixels in decoded]
