@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, cast
 
 import dask
@@ -120,31 +120,13 @@ class DecodeSpec:
     version: str = field(default_factory=own_version, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        options: list[Any] = [
-            self.device,
-            self.size,
-            self.resize,
-            self.interpolation,
-            self.crop_from,
-            self.mode,
-            self.max_pixels,
-            self.scaled,
-        ]
-        if self.hw_load is not None:
-            options.append(self.hw_load)
-        if self.augment is not None:
-            options.append(self.augment)
-        if self.pixel_augments:
-            options.append(self.pixel_augments)
-        if self.draw:
-            options.append(("draw", self.draw))
-        if self.view:
-            options.append(("view", self.view))
+        given = [f.name for f in fields(self) if f.init and f.compare and f.name != "transform"]
+        options = tuple(getattr(self, name) for name in given)
         transform: str | None = None
         code = ""
         if self.transform is not None:
             transform, code = token_and_code(self.transform)
-        object.__setattr__(self, "token", tokenize(tuple(options), transform))
+        object.__setattr__(self, "token", tokenize(options, transform))
         object.__setattr__(self, "transform_code", code)
 
     # By token, since each task unpickles another object for the same transform.

@@ -15,7 +15,6 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
-import heapq
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -479,16 +478,10 @@ def _apportioned(shares: Sequence[int], rows: int) -> list[int]:
     # Those due at a time before, when half a row of each may be rounded up; the rest one by one.
     begin = max(0, rows - len(shares))
     taken = [(2 * begin * share + total) // (2 * total) for share in shares]
-    due = [
-        (Fraction(2 * count + 1, share), frame)
-        for frame, (share, count) in enumerate(zip(shares, taken, strict=True))
-        if share
-    ]
-    heapq.heapify(due)
+    frames = [frame for frame, share in enumerate(shares) if share]
     for _ in range(rows - sum(taken)):
-        frame = due[0][1]
-        taken[frame] += 1
-        heapq.heapreplace(due, (Fraction(2 * taken[frame] + 1, shares[frame]), frame))
+        due = min(frames, key=lambda frame: Fraction(2 * taken[frame] + 1, shares[frame]))
+        taken[due] += 1
     return taken
 
 

@@ -104,7 +104,8 @@ def pixels_alone(data: bytes) -> np.ndarray:
         return Origin(f"process {os.getpid()}", row, "the image")
 
     kept = Kept()
-    decode(EncodedImages([read_header(data, 10**9)], lambda _: data, ours), DecodeSpec(), kept)
+    images = EncodedImages([read_header(data, 10**9)], lambda _: data, ours)
+    decode(images, [DecodeSpec()], [kept])
     return kept.image
 
 

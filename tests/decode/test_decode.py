@@ -51,9 +51,9 @@ def test_a_partition_that_fails_leaves_no_pixels_for_the_next_one(fails_at):
             return data
 
         headers = [read_header(data, 1 << 22)] * count
-        return decode(
-            EncodedImages(headers, image_bytes), DecodeSpec(), HostPixels(count * EDGE * EDGE * 3)
-        )
+        buffer = HostPixels(count * EDGE * EDGE * 3)
+        (pixels,) = decode(EncodedImages(headers, image_bytes), [DecodeSpec()], [buffer])
+        return pixels
 
     with pytest.raises(OSError, match="the network is gone"):
         read(jpeg("red"), 200, fails_at)

@@ -62,9 +62,9 @@ def files(colour):
 def decoded(data, options):
     headers = [read_header(each, 1 << 22) for each in data]
     buffer = HostPixels(len(data) * EDGE * EDGE * 3)
-    return decode(
-        EncodedImages(headers, data.__getitem__, lambda row: Origin("", row, "it")), options, buffer
-    )
+    images = EncodedImages(headers, data.__getitem__, lambda row: Origin("", row, "it"))
+    (pixels,) = decode(images, [options], [buffer])
+    return pixels
 
 
 def assert_same(pixels, want):

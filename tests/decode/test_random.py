@@ -130,7 +130,7 @@ def pictures(encoded, numbers, transform, shard="a.tar", size=SIZE):
         lambda row: encoded,
         lambda row: Origin(shard, numbers[row], f"sample {numbers[row]}"),
     )
-    pixels = decode(images, decoding, HostPixels(len(numbers) * size * size * 3))
+    (pixels,) = decode(images, [decoding], [HostPixels(len(numbers) * size * size * 3)])
     assert pixels.errors == [None] * len(numbers)
     return dict(zip(numbers, pixels.flat.reshape(-1, size, size, 3), strict=True))
 
@@ -364,4 +364,4 @@ def test_an_image_that_fails_without_neighbours_is_named(encoded):
         lambda row: Origin("a.tar", 100 * row, f"sample {row}"),
     )
     with pytest.raises(dii.FunctionError, match=r"a\.tar: transform= fails for sample 5"):
-        decode(images, DecodeSpec(transform=crop_of_ten), HostPixels(0))
+        decode(images, [DecodeSpec(transform=crop_of_ten)], [HostPixels(0)])

@@ -14,7 +14,7 @@ from dask_image_ingest.arguments import check_choice, list_of_names, shown
 from dask_image_ingest.dataset.schema.columns import REGION
 from dask_image_ingest.decode import DecodeSpec, Placement, Placements
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, is_any_list, is_list, is_number, one_chunk
+from dask_image_ingest.frames import backend_of, is_any_list, is_list, is_number, nesting, one_chunk
 from dask_image_ingest.typedefs import DataFrame
 
 #: Numbers of a box: two corners, or a corner and the size.
@@ -37,7 +37,7 @@ def parse_annotations(
     boxes: Any | None,
     box_format: BoxFormat,
     box_labels: Any | Sequence[Any] | None,
-    min_visibility: object,
+    min_visibility: float,
     points: Any | Sequence[Any] | None,
     coordinates: Coordinates,
     decode: bool = True,
@@ -52,8 +52,7 @@ def parse_annotations(
     """
     check_choice("box_format", box_format, ("xyxy", "xywh"))
     check_choice("coordinates", coordinates, ("pixels", "shares"))
-    share = min_visibility if isinstance(min_visibility, (int, float)) else -1
-    if not 0 <= share <= 1:
+    if isinstance(min_visibility, bool) or not 0 <= min_visibility <= 1:
         raise ArgumentError(f"min_visibility={shown(min_visibility)}: pass a share, 0 to 1")
     if boxes is not None and not isinstance(boxes, str):
         raise ArgumentError(f"boxes={shown(boxes)}: pass the name of a column")
@@ -67,7 +66,7 @@ def parse_annotations(
         return None
     if not decode:
         raise ArgumentError("boxes= and points= follow a decode: pass them to decode_images")
-    return Annotations(boxes, box_format, labels, float(share), places, coordinates)
+    return Annotations(boxes, box_format, labels, float(min_visibility), places, coordinates)
 
 
 def _names(argument: str, value: Any) -> tuple[str, ...]:
@@ -96,24 +95,19 @@ def check_annotations(
                 f"there is no column {name!r} of boxes, labels or points: "
                 f"{hint if field != name else ''}the columns are {', '.join(map(repr, types))}"
             )
-        is_box, is_point = name == annotations.boxes, name in annotations.points
-        type_, sizes = types[name], []
-        while is_any_list(type_):
-            sizes.append(None if is_list(type_) else type_.list_size)
-            type_ = type_.value_type
-        wanted = []
-        if is_box or is_point:
-            few = sizes and sizes[-1] is not None and sizes[-1] < (4 if is_box else 2)
-            if not sizes or few or not is_number(type_):
-                wanted.append("lists of four numbers" if is_box else "lists of two numbers")
-        labels = annotations.box_labels
-        of_boxes = labels is not None and (is_box or name in labels)
-        if of_boxes and (not sizes or sizes[0] is not None or (is_box and len(sizes) != 2)):
-            wanted.append("a list of any length, with an item for each box")
-        if wanted:
+        type_, labels = types[name], annotations.box_labels
+        levels, value = nesting(type_)
+        is_aligned = labels is not None and name in (annotations.boxes, *labels)
+        is_wrong = not (is_list(type_) if is_aligned else is_any_list(type_))
+        if name == annotations.boxes or name in annotations.points:
+            is_wrong |= not is_number(value)
+        if name == annotations.boxes and is_aligned:
+            is_wrong |= levels != 2
+        if is_wrong:
             raise ArgumentError(
-                f"the column {name!r} is of type {types[name]}, and has to hold "
-                f"{' in '.join(wanted)}, such as 'list<list<float32>>'"
+                f"the column {name!r} is of type {type_}: boxes= names lists of lists of four "
+                "numbers, such as 'list<list<float32>>', points= lists of two numbers in any "
+                "nesting, and box_labels= lists with an item for each box"
             )
 
 
@@ -148,8 +142,8 @@ class Annotations:
     @property
     def columns(self) -> list[Any]:
         """All columns that change."""
-        names = (*((self.boxes,) if self.boxes is not None else ()), *(self.box_labels or ()))
-        return list(dict.fromkeys((*names, *self.points)))
+        names = (self.boxes, *(self.box_labels or ()), *self.points)
+        return [name for name in dict.fromkeys(names) if name is not None]
 
     def selected(self, names: Collection[Any]) -> Annotations | None:
         """All of them if one is named: lists that are aligned decide together; else None."""
