@@ -86,7 +86,7 @@ _LOOKS = 16
 
 @dataclass(frozen=True)
 class SecondLook:
-    """What decides of rows that are farther apart than near ones, but not by much."""
+    """A rule for rows that are farther apart than near ones, but not by much."""
 
     distance: int  # bits: pairs within it are looked at
     #: Rows, rows they may be like, and the variant of the first ones that is: bool (pairs,)

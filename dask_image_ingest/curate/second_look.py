@@ -40,7 +40,7 @@ _PAIRS_OF_TASK = 1024
 
 
 def are_same(one: np.ndarray, other: np.ndarray, backend: BackendName) -> np.ndarray:
-    """Whether pairs of thumbnails, both uint8 (n, 32, 32), show one picture: bool (n,).
+    """True for pairs of thumbnails, both uint8 (n, 32, 32), that show one picture: bool (n,).
 
     Compared by tasks, each of some pairs, with the arrays of the backend.
     """
@@ -61,7 +61,7 @@ def _are_same(one: np.ndarray, other: np.ndarray, backend: BackendName) -> np.nd
 
 
 def _is_page(thumbnails: np.ndarray) -> np.ndarray:
-    """Whether much of each thumbnail, uint8 (n, 32, 32), is white: bool (n,)."""
+    """True for thumbnails, uint8 (n, 32, 32), that are white in large part: bool (n,)."""
     is_page: np.ndarray = (thumbnails >= _WHITE).mean(axis=(1, 2)) >= _MIN_WHITE
     return is_page
 

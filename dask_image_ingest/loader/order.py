@@ -393,7 +393,7 @@ class Epoch:
         return self.length // self.size if drop_last else -(-self.length // self.size)
 
     def bucket(self, row: int) -> tuple[Any, ...] | None:
-        """What the rows of the step at ``row`` have in common; None without buckets."""
+        """The size or values that the rows of the step at ``row`` share; None without buckets."""
         return None
 
     def in_use_at(self, row: int) -> np.ndarray | None:
@@ -470,7 +470,7 @@ class BucketedEpoch(Epoch):
 
 
 def _apportioned(shares: Sequence[int], rows: int) -> list[int]:
-    """How many of the first ``rows`` rows of a mix each frame has, by Webster's method.
+    """Count each frame's rows among the first ``rows`` of a mix, by Webster's method.
 
     Row k of a frame, from 0, is due at (2 k + 1) / share, and rows come in this order: so a frame
     never has fewer among more rows. (Balinski and Young, Fair Representation, 1982.)

@@ -330,3 +330,26 @@ def test_a_region_is_that_of_the_draw(shards):
     for number, row in enumerate(frame.itertuples(index=False)):
         region = draw_region(CROP, row.height, row.width, Origin(shards[0], number, ""))
         assert tuple(row[2].values()) == region
+
+
+def test_boxes_follow_into_buckets_and_past_images_that_are_dropped(shards, tmp_path):
+    names = ["json.boxes", "json.labels"]
+    for options in ({}, {"size": 60, "augment": CROP}):
+        ddf = read(shards, **options)
+        batches = ddf.images.iter_batches(
+            5, columns=[*names, "height", "width"], shuffle=2, buckets=[(64, 96), (96, 64)]
+        )
+        count = 0
+        for batch in batches:
+            count += check_rows(zip(batch["image"], *map(batch.get, names), strict=True))
+        assert count > 20
+    members = {}
+    for number in range(6):
+        extension, data, boxes, _ = drawn(np.random.default_rng(number), number)
+        members[f"{number}.{extension}"] = data[: 60 if number in (1, 4) else None]
+        fields = {"boxes": boxes, "labels": [0, 1, 2], "points": []}
+        members[f"{number}.json"] = json.dumps(fields).encode()
+    path = write_tar(tmp_path / "bad.tar", members)
+    frame = read(path, errors="drop", **WAYS["crop"]).compute()
+    assert check_rows(rows_of(frame)) > 3
+    assert len(frame) == 4
