@@ -20,8 +20,9 @@ from time import perf_counter, process_time
 
 import _checkout  # noqa: F401
 import dask
+import numpy as np
 from _shards import Sample, from_tars, make_shards, photographs, write_shards
-from PIL import Image, ImageDraw, ImageOps
+from PIL import Image, ImageDraw, ImageEnhance, ImageOps
 
 import dask_image_ingest as dii
 
@@ -74,6 +75,17 @@ def with_logo(image: Image.Image) -> Image.Image:
     return image
 
 
+def with_meme_text(image: Image.Image) -> Image.Image:
+    """With large white text, outlined, at the top and at the bottom."""
+    image, size = image.copy(), image.height // 9
+    draw = ImageDraw.Draw(image)
+    for top, text in ((0.02, "WHEN YOU SEE"), (0.86, "IT AT LAST")):
+        place = (image.width / 2, image.height * top)
+        outline = {"stroke_width": max(1, size // 10), "stroke_fill": "black"}
+        draw.text(place, text, fill="white", font_size=size, anchor="ma", **outline)
+    return image
+
+
 # Small changes, which people make by hand.
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "encoded again": lambda image: image,
@@ -84,7 +96,10 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     # Without the corners that a rotation leaves empty.
     "rotated by 1 degree": lambda image: cropped(image.rotate(1, Image.Resampling.BICUBIC), 0.04),
     "border of 1 %": lambda image: ImageOps.expand(image, round(max(image.size) / 100), "black"),
+    "border of 3 %": lambda image: ImageOps.expand(image, round(max(image.size) * 0.03), "white"),
+    "brighter by 40 %": lambda image: ImageEnhance.Brightness(image).enhance(1.4),
     "caption": captioned,
+    "meme text": with_meme_text,
     "logo": with_logo,
 }
 
@@ -146,17 +161,76 @@ def find_transformed(samples: list[Sample], folder: Path) -> None:
 
 
 def find_changed(samples: list[Sample], folder: Path) -> None:
-    """Print which changed photographs are found beside the photographs alone."""
+    """Print which changed photographs are found beside the photographs alone, and how else.
+
+    Of every other photograph: with those left out the second look's thresholds were chosen.
+    """
+    samples = samples[1::2]
     made = (new for sample in samples for new in changed(sample, CHANGES))
     every = write_shards(folder / "changed", made, per_shard=500)
     originals = write_shards(folder / "originals", iter(samples), per_shard=500)
-    frame, test = (dii.read_webdataset_images(s, backend="pandas") for s in (every, originals))
-    table = dii.curate.find_overlaps(frame, test)[["__key__", "overlap.of"]].compute()
-    number = table["__key__"].astype(int)
-    right = (number // len(CHANGES) == table["overlap.of"].astype("Int64")).fillna(False)
-    shares = right.astype(bool).groupby(number % len(CHANGES)).mean()
+    hashed = []
+    for shards in (every, originals):
+        ddf = dii.read_webdataset_images(shards, backend="pandas")
+        fingerprints = dii.curate.compute_fingerprints(ddf, ["pdq", "pixels", "thumbnail"])
+        hashed.append(fingerprints.drop(columns=["image", "error"]).persist())
+    shares, wrong = {}, {}
+    for name, options in {
+        "24 bits": {"second_look": 0},
+        "31 bits": {"distance": 31, "second_look": 0},
+        "64 bits": {"distance": 64, "second_look": 0},
+        "second look": {},
+    }.items():
+        table = dii.curate.find_overlaps(*hashed, **options)[["__key__", "overlap.of"]].compute()
+        number, of = table["__key__"].astype(int), table["overlap.of"].astype("Int64")
+        right = (number // len(CHANGES) == of).fillna(False).astype(bool)
+        shares[name] = right.groupby(number % len(CHANGES)).mean().tolist()
+        wrong[name] = int((of.notna() & ~right).sum())
+    for name, (package, hash_of, most) in HASHES.items():
+        if find_spec(package):
+            shares[name], wrong[name] = found_by(hash_of, most, samples)
     print(f"{len(samples):,} photographs, each changed, found beside the photographs:")
-    print("  " + ", ".join(f"{name} {shares[n]:.3f}" for n, name in enumerate(CHANGES)) + "\n")
+    print(f"{'':20} " + " ".join(f"{name:>18}" for name in shares))
+    for number, change in enumerate(CHANGES):
+        print(f"{change:20} " + " ".join(f"{of[number]:18.2f}" for of in shares.values()))
+    print(f"{'wrong ones':20} " + " ".join(f"{count:18}" for count in wrong.values()) + "\n")
+
+
+def phash(image: Image.Image) -> np.ndarray:
+    import imagehash
+
+    return imagehash.phash(image).hash.ravel()
+
+
+def pdqhash(image: Image.Image) -> np.ndarray:
+    import pdqhash
+
+    return pdqhash.compute(np.asarray(image))[0].astype(bool)
+
+
+# Hashes of other packages: the package, the function, and the most bits of a match.
+HASHES = {
+    "imagehash, 10 of 64": ("imagehash", phash, 10),
+    "pdqhash, 31 of 256": ("pdqhash", pdqhash, 31),
+}
+
+
+def found_by(
+    hash_of: Callable[[Image.Image], np.ndarray], most: int, samples: list[Sample]
+) -> tuple[list[float], int]:
+    """Share of each change that is nearest to its photograph, and how many to another one."""
+
+    def opened(sample: Sample) -> Image.Image:
+        return Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+
+    originals = np.stack([hash_of(opened(sample)) for sample in samples])
+    found, wrong = np.zeros((len(samples), len(CHANGES)), bool), 0
+    for row, sample in enumerate(samples):
+        for column, new in enumerate(changed(sample, CHANGES)):
+            bits = (originals != hash_of(opened(new))).sum(axis=1)
+            found[row, column] = bits[row] <= most and bits[row] == bits.min()
+            wrong += int(not found[row, column] and bits.min() <= most)
+    return found.mean(axis=0).tolist(), wrong
 
 
 def changed(

@@ -18,7 +18,14 @@ from dask_image_ingest.dataset import (
     read_webdataset_images,
 )
 from dask_image_ingest.dataset.schema import ImageColumn
-from dask_image_ingest.decode import RandomResizedCrop
+from dask_image_ingest.decode import (
+    AutoAugment,
+    ColorJitter,
+    RandAugment,
+    RandomErasing,
+    RandomHorizontalFlip,
+    RandomResizedCrop,
+)
 from dask_image_ingest.errors import (
     ArgumentError,
     DaskImageIngestError,
@@ -38,6 +45,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ArgumentError",
+    "AutoAugment",
+    "ColorJitter",
     "DaskImageIngestError",
     "Encode",
     "ExportError",
@@ -45,6 +54,9 @@ __all__ = [
     "ImageColumn",
     "ImageDataFrame",
     "ImageDecodeError",
+    "RandAugment",
+    "RandomErasing",
+    "RandomHorizontalFlip",
     "RandomResizedCrop",
     "ShardError",
     "ShardNotFoundError",

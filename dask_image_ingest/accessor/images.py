@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -21,13 +20,13 @@ from dask_image_ingest.arguments import (
     whole_number,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import image_columns, reference_columns
+from dask_image_ingest.frames import image_column, image_columns
 from dask_image_ingest.loader import (
     FORMATS,
     Batches,
     Format,
-    FrameSource,
     Schedule,
+    make_batches,
     parse_buckets,
     parse_sampling,
     parse_shard,
@@ -421,7 +420,7 @@ class Images(ABC, Generic[Frame, Series]):
         weights: str | None = None,
         balance: str | None = None,
         replacement: bool = True,
-        buckets: Sequence[tuple[int, int]] | tuple[int, int] | None = None,
+        buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
@@ -470,7 +469,9 @@ class Images(ABC, Generic[Frame, Series]):
             Sizes by aspect ratio, a list of (height, width), or (pixels, multiple) for all sizes of
             about so many pixels whose edges are multiples: each image is decoded to the size whose
             ratio is nearest to its own, in the columns ``height`` and ``width``, and what is over
-            is cut off. A step has images of one size. All but the last step of each size are full.
+            is cut off. Or the name of a column, or a list of names: a step has rows of one value,
+            and of arrays or lists one shape, which come as one array (n, ...). All but the last
+            step of each size, value or shape are full.
         drop_last
             Drop steps that are smaller: the last one, or that of each bucket.
         prefetch
@@ -539,9 +540,11 @@ class Images(ABC, Generic[Frame, Series]):
         ...     loss = train_step(batch["image"], batch["cls"])
         """
         check_choice("format", format, FORMATS)
-        return self._batches(
+        return make_batches(
+            [self._frame],
             columns,
             self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
+            image=self._chosen,
             epoch=epoch,
             batch_size=batch_size,
             format=format,
@@ -562,48 +565,11 @@ class Images(ABC, Generic[Frame, Series]):
         weights: str | None,
         balance: str | None,
         replacement: bool,
-        buckets: Sequence[tuple[int, int]] | tuple[int, int] | None,
+        buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None,
     ) -> Schedule:
-        sampling = parse_sampling(weights, balance, replacement, self._columns())
-        shapes = parse_buckets(buckets, self._columns())
-        return Schedule(shuffle, None, steps, repeat, sampling, shapes)
-
-    def _batches(
-        self,
-        columns: Sequence[str] | None,
-        schedule: Schedule,
-        *,
-        epoch: int | None,
-        **options: Any,
-    ) -> Batches:
-        schedule = dataclasses.replace(schedule, epoch=epoch)
-        return Batches([self._source(columns)], schedule=schedule, **options)
-
-    def _source(self, columns: Sequence[str] | None) -> FrameSource:
-        """The rows with their image and some of the other columns, for batches.
-
-        Raises
-        ------
-        ArgumentError
-        """
-        has_images = self._chosen is not None or image_columns(self._meta())
-        image = self.column if has_images else None
-        existing = self._columns()
-        chosen = existing if columns is None else column_names(columns, existing)
-        check_unique(chosen, existing)
-        names = [*([] if image is None else [image]), *(n for n in chosen if n != image)]
-        if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
-            raise ArgumentError(
-                f"iter_batches: {', '.join(map(repr, repeated))} would be in a batch twice: name "
-                "each column once in columns="
-            )
-        if not names:
-            raise ArgumentError("iter_batches: the batches would have no column: name some")
-        return self._source_of(names, image)
-
-    @abstractmethod
-    def _source_of(self, columns: list[str], image: str | None) -> FrameSource:
-        """The source of these columns."""
+        sampling = parse_sampling(weights, balance, replacement, [self._meta()])
+        planned = parse_buckets(buckets, [self._meta()])
+        return Schedule(shuffle, None, steps, repeat, sampling, planned)
 
     def dataloader(
         self,
@@ -616,7 +582,7 @@ class Images(ABC, Generic[Frame, Series]):
         weights: str | None = None,
         balance: str | None = None,
         replacement: bool = True,
-        buckets: Sequence[tuple[int, int]] | tuple[int, int] | None = None,
+        buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
         start: int | Sequence[Any] = 0,
@@ -681,9 +647,11 @@ class Images(ABC, Generic[Frame, Series]):
         from dask_image_ingest.loader.dataloader import make_dataloader
 
         make = functools.partial(
-            self._batches,
+            make_batches,
+            [self._frame],
             columns,
             self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
+            image=self._chosen,
             batch_size=batch_size,
             format="torch",
             drop_last=drop_last,
@@ -841,26 +809,3 @@ class Images(ABC, Generic[Frame, Series]):
 def as_frame(series: AnySeries) -> AnyFrame:
     """The series, of any backend, as a frame of one column."""
     return series.to_frame("image" if series.name is None else series.name)
-
-
-def image_column(frame: AnyFrame) -> str:
-    """The name of a frame's image column; of several, the one called ``image``."""
-    names = image_columns(frame)
-    if names.count("image") == 1:
-        return "image"
-    if len(names) != 1:
-        if names:
-            problem, advice = (
-                f"has the image columns {', '.join(map(repr, names))}",
-                f"choose one, .images[{names[0]!r}]",
-            )
-        elif references := reference_columns(frame):
-            listed = ", ".join(map(repr, references))
-            problem, advice = (
-                f"has references, not decoded, in {listed}",
-                "decode_images decodes them",
-            )
-        else:
-            problem, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
-        raise ArgumentError(f"the frame {problem}, and .images is of one: {advice}")
-    return names[0]

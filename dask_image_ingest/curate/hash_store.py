@@ -1,17 +1,19 @@
 """``write_hashes``: the hashes of rows that are kept, stored for later comparisons.
 
-A folder of Arrow files, one for each call: key and hash of each row, 33 bytes and the key. Each has
-a checksum of all its bytes, and is read whole and checked before any of it is used.
+A folder of Arrow files, one for each call: key and hash of each row, 33 bytes and the key, and its
+thumbnail, 1 kB, where there is one. Each has a checksum of all its bytes, and is read whole and
+checked before any of it is used.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any
@@ -22,12 +24,13 @@ import xxhash
 
 from dask_image_ingest.arguments import (
     check_choice,
+    check_flag,
     check_frame,
     check_storage_options,
     path_text,
     shown,
 )
-from dask_image_ingest.curate.fingerprints import KINDS, Kind
+from dask_image_ingest.curate.fingerprints import KINDS, SIDE_OF_THUMBNAIL, Kind
 from dask_image_ingest.curate.ranking import Keys, Ranked, rank_rows, resolve_identity
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
@@ -55,6 +58,8 @@ class StoredHashes:
     keys: Keys
     hashes: np.ndarray = field(repr=False)  # uint64 (n, 1, words)
     is_exact: np.ndarray = field(repr=False)
+    # As of `Ranked`: reads the files again
+    thumbnails: Callable[[np.ndarray], np.ndarray] | None = field(default=None, repr=False)
 
 
 def write_hashes(
@@ -63,13 +68,15 @@ def write_hashes(
     by: Kind = "pdq",
     *,
     identity: str | None = None,
+    thumbnails: bool = True,
     storage_options: dict[str, Any] | None = None,
 ) -> None:
     """Store the hashes of rows, with which later ones are compared.
 
     Computes at once: fingerprints that the frame lacks, then one file, which is added to those of
-    earlier calls, whole or not at all. A row takes 33 bytes and its key. Those of earlier calls are
-    checked before. If one of them has just these rows, none is added: after a kill, call it again.
+    earlier calls, whole or not at all. A row takes 33 bytes and its key, and 1 kB with a thumbnail.
+    Those of earlier calls are checked before. If one of them has just these rows, none is added:
+    after a kill, call it again.
 
     Parameters
     ----------
@@ -83,6 +90,10 @@ def write_hashes(
         the pixels is stored instead for images with too little detail.
     identity
         A column of unique values whose text is stored instead of the key.
+    thumbnails
+        For ``"pdq"``: whether to store the thumbnails for a second look at later images, if the
+        frame has ``fingerprint.thumbnail``, or has images and no ``fingerprint.pdq``. A file is
+        made in memory, and so takes 3 kB a row there.
     storage_options
         For the file system of a remote folder.
 
@@ -106,7 +117,9 @@ def write_hashes(
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     output = _open(path, "path", storage_options)
     stored = _checked(output, by)
-    ranked = rank_rows(frame, by, (), "first", resolve_identity(frame, identity))
+    check_flag("thumbnails", thumbnails)
+    id_columns = resolve_identity(frame, identity)
+    ranked = rank_rows(frame, by, (), "first", id_columns, thumbnails and by == "pdq")
     try:
         while not _add(output, by, ranked, stored):
             stored = _checked(output, by)
@@ -124,7 +137,8 @@ def _add(output: OutputStore, by: Kind, ranked: Ranked, stored: list[dict[str, A
     taken = _numbers(output)
     if taken and not stored:
         return False
-    batches = list(_batches(ranked, _schema(by)))
+    schema = _schema(by, ranked.thumbnails is not None)
+    batches = list(_batches(ranked, schema))
     digest = xxhash.xxh3_128()
     for batch in batches:
         digest.update(batch.serialize())
@@ -134,7 +148,7 @@ def _add(output: OutputStore, by: Kind, ranked: Ranked, stored: list[dict[str, A
     if batches and number == len(taken) and any(facts.get("rows") == rows for facts in stored):
         return True
     facts = {"version": _VERSION, "by": by, "rows": rows}
-    schema = _schema(by).with_metadata({_METADATA: json.dumps(facts)})
+    schema = schema.with_metadata({_METADATA: json.dumps(facts)})
     file = io.BytesIO()
     with pa.ipc.new_file(file, schema) as writer:
         for batch in batches:
@@ -152,20 +166,26 @@ def _add(output: OutputStore, by: Kind, ranked: Ranked, stored: list[dict[str, A
     return is_new
 
 
-def _schema(by: Kind) -> pa.Schema:
+def _schema(by: Kind, with_thumbnails: bool = False) -> pa.Schema:
     hash_type = pa.binary(8 * _WORDS[by])
-    return pa.schema([("key", pa.string()), ("hash", hash_type), ("exact", pa.bool_())])
+    fields = [("key", pa.string()), ("hash", hash_type), ("exact", pa.bool_())]
+    thumbnail = [("thumbnail", pa.binary(SIDE_OF_THUMBNAIL**2))] if with_thumbnails else []
+    return pa.schema(fields + thumbnail)
 
 
 def _batches(ranked: Ranked, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     for start in range(0, len(ranked.ids), _ROWS):
         rows = slice(start, start + _ROWS)
         hashes = np.ascontiguousarray(ranked.hashes[rows, 0])
-        hash_type = schema.field("hash").type
-        hash_column = pa.Array.from_buffers(hash_type, len(hashes), [None, pa.py_buffer(hashes)])
-        keys = ranked.keys.take(np.arange(start, start + len(hashes)))
+        numbers = np.arange(start, start + len(hashes))
+        fixed = [hashes] if ranked.thumbnails is None else [hashes, ranked.thumbnails(numbers)]
+        hash_column, *thumbnails = (
+            pa.Array.from_buffers(schema.field(name).type, len(numbers), [None, pa.py_buffer(of)])
+            for name, of in zip(("hash", "thumbnail"), fixed, strict=False)
+        )
         exact = pa.array(ranked.is_exact[rows])
-        yield pa.record_batch([keys, hash_column, exact], schema=schema)
+        keys = ranked.keys.take(numbers)
+        yield pa.record_batch([keys, hash_column, exact, *thumbnails], schema=schema)
 
 
 def read_hashes(
@@ -190,10 +210,12 @@ def read_hashes(
     keys: list[pa.Array] = []
     hashes: list[np.ndarray] = []
     is_exact = [np.empty(0, bool)]
+    has_thumbnails = False
     for _, table in _tables(output, by, argument):
         # Copies, so that the bytes of the files need not stay.
         empty = pa.array([], pa.string())
         keys += [pa.concat_arrays([empty, chunk]) for chunk in table["key"].chunks]
+        has_thumbnails |= "thumbnail" in table.column_names
         is_exact += [chunk.to_numpy(zero_copy_only=False) for chunk in table["exact"].chunks]
         for chunk in table["hash"].chunks:
             words = np.frombuffer(chunk.buffers()[1], np.uint64).reshape(-1, 1, _WORDS[by])
@@ -205,7 +227,28 @@ def read_hashes(
         part = hashes.pop()
         joined[stop - len(part) : stop] = part
         stop -= len(part)
-    return StoredHashes(Keys(pa.chunked_array(keys, pa.string())), joined, np.concatenate(is_exact))
+    look_up = functools.partial(_stored_thumbnails, output, by, argument)
+    return StoredHashes(
+        Keys(pa.chunked_array(keys, pa.string())),
+        joined,
+        np.concatenate(is_exact),
+        look_up if has_thumbnails else None,
+    )
+
+
+def _stored_thumbnails(
+    output: OutputStore, by: Kind, argument: str, rows: np.ndarray
+) -> np.ndarray:
+    """Thumbnails of rows of a folder, uint8 (n, 32, 32), black where none was stored."""
+    found = np.zeros((len(rows), SIDE_OF_THUMBNAIL, SIDE_OF_THUMBNAIL), np.uint8)
+    start = 0
+    for _, table in _tables(output, by, argument):
+        here = np.flatnonzero((rows >= start) & (rows < start + len(table)))
+        if "thumbnail" in table.column_names and len(here):
+            taken = table["thumbnail"].take(pa.array(rows[here] - start)).to_pylist()
+            found[here] = np.frombuffer(b"".join(taken), np.uint8).reshape(-1, *found.shape[1:])
+        start += len(table)
+    return found
 
 
 def _open(
@@ -248,7 +291,8 @@ def _tables(
                 f"version {_VERSION}; pass a folder of these, or store the rows again with "
                 "write_hashes()"
             )
-        if not table.schema.equals(_schema(by)):
+        has_thumbnails = "thumbnail" in table.column_names
+        if not table.schema.equals(_schema(by, has_thumbnails)):
             raise ArgumentError(f"{where} has other columns than write_hashes() writes; {_CURE}")
         yield facts, table
 
@@ -262,7 +306,7 @@ def _verified(content: bytes) -> tuple[dict[str, Any], pa.Table]:
         raise ValueError("its checksum is not that of its bytes, or it is of an earlier release")
     table = pa.ipc.open_file(pa.BufferReader(content)).read_all()
     table.validate(full=True)
-    if table["hash"].null_count or table["exact"].null_count:
+    if any(column.null_count for column in table.drop_columns("key").columns):
         raise ValueError("it has rows without a hash")
     return json.loads(table.schema.metadata[_METADATA]), table
 

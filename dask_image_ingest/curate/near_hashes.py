@@ -15,6 +15,9 @@ again by tables of their own, over more bits, or compared with all of them.
 Tables connect near rows. `nearest_kept` compares all rows that are connected, directly or by way of
 others, in their order: so a pair that the tables miss is found if others lead from one to the
 other.
+
+Pairs that are less near are `SecondLook`'s to judge. The same tables find them, twice as many of
+them; of such pairs there is a list, of few earlier rows for each row.
 """
 
 from __future__ import annotations
@@ -77,6 +80,25 @@ _DISTANCES = 1 << 16  # distances of such groups at once
 _MOVED = 1 << 16  # rows that are moved at once
 _DECIDED = 256  # rows of a large group that are decided at once
 
+# Rows before a row that a second look compares it with, at most: the first ones.
+_LOOKS = 16
+
+
+@dataclass(frozen=True)
+class SecondLook:
+    """A rule for rows that are farther apart than near ones, but not by much."""
+
+    distance: int  # bits: pairs within it are looked at
+    #: Rows, rows they may be like, and the variant of the first ones that is: bool (pairs,)
+    are_same: Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
+
+    def of_rows(self, rows: np.ndarray, others: np.ndarray) -> SecondLook:
+        """The second look at some of the rows, and of those they may be like, by their numbers."""
+        return replace(
+            self, are_same=lambda one, other, v: self.are_same(rows[one], others[other], v)
+        )
+
+
 Nearest = tuple[np.ndarray, np.ndarray]  # rows (-1: none) and distances, int64 (n,)
 
 
@@ -116,8 +138,11 @@ def nearest_kept(
     *,
     is_exact: np.ndarray | None = None,
     overwrite_hashes: bool = False,
+    look: SecondLook | None = None,
 ) -> Nearest:
-    """Greedy deduplication: keep a row unless a kept row before it is within ``distance``.
+    """Greedy deduplication: keep a row unless a kept row before it is near.
+
+    Rows within ``distance`` are near, and those that a second look finds the same.
 
     Parameters
     ----------
@@ -135,6 +160,9 @@ def nearest_kept(
         bool (n,): rows that are near equal ones alone. Default: none.
     overwrite_hashes
         Whether ``hashes`` may be used as scratch space, which saves a copy.
+    look
+        The second look; default: none. It compares a row with the first 16 rows before it that are
+        within its distance.
 
     Returns
     -------
@@ -154,10 +182,14 @@ def nearest_kept(
     some, is_gone = hashes, gone
     if unique is not None:
         some, is_gone = _rows_of(hashes, unique, overwrite_hashes), gone[unique]
-    pairs = near_pairs(some, distance, memory)
+    pairs, far = near_pairs(some, distance, memory, look.distance if look else 0)
+    looked = np.empty((0, 2), np.int64)
+    if look is not None:
+        looked = _looked(some, far[~is_gone[far].any(axis=1)], distance, unique, look)
+        pairs = forest(np.concatenate([pairs, looked]))
     best = np.full(len(hashes), NONE)
     # Equal rows are gone together: the first of them stays for any.
-    for rows, nearest in _decided(some, pairs, distance, is_gone):
+    for rows, nearest in _decided(some, pairs, distance, is_gone, looked):
         if unique is None:
             best[rows] = nearest
             continue
@@ -166,6 +198,19 @@ def nearest_kept(
     stays = (best[of] == NONE) & ~gone[of]
     best[again] = np.where(stays, pack(0, of), best[of])
     return unpack(best)
+
+
+def _looked(
+    hashes: np.ndarray, far: np.ndarray, distance: int, rows: np.ndarray | None, look: SecondLook
+) -> np.ndarray:
+    """The pairs of ``far``, (n, 2), that are the same; ``rows`` are the numbers of the hashes."""
+    apart = hamming(hashes[far[:, 1]], hashes[far[:, 0], :1])
+    variant = apart.argmin(axis=1)
+    is_far = apart.min(axis=1) > distance
+    far, variant = far[is_far], variant[is_far]
+    if rows is not None:
+        look = look.of_rows(rows, rows)
+    return far[look.are_same(far[:, 1], far[:, 0], variant)]
 
 
 def _rows_of(hashes: np.ndarray, rows: np.ndarray, overwrite: bool) -> np.ndarray:
@@ -178,18 +223,32 @@ def _rows_of(hashes: np.ndarray, rows: np.ndarray, overwrite: bool) -> np.ndarra
     return hashes[: len(rows)]
 
 
-def nearest(hashes: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY) -> Nearest:
-    """Nearest of ``others``, uint64 (m, 4), within ``distance`` of each of ``hashes``.
+def nearest(
+    hashes: np.ndarray,
+    others: np.ndarray,
+    distance: int,
+    memory: int = MEMORY,
+    look: SecondLook | None = None,
+) -> Nearest:
+    """Nearest of ``others``, uint64 (m, 4), that is near each of ``hashes``.
 
     Shapes and sentinels are those of `nearest_kept`.
     """
+    wide = look.distance if look else 0
     best = np.full(len(hashes), NONE)
     for variant in range(hashes.shape[1]):
         of_variant = np.ascontiguousarray(hashes[:, variant])
         equal = first_equal(of_variant)
         unique = np.flatnonzero(equal < 0)
         found = np.full(len(hashes), NONE)
-        found[unique] = nearest_matches(of_variant[unique], others, distance, memory)
+        found[unique], far = nearest_matches(of_variant[unique], others, distance, memory, wide)
+        if look is not None:
+            other, query = far[:, 0], unique[far[:, 1]]
+            other, query = other[found[query] == NONE], query[found[query] == NONE]
+            same = look.are_same(query, other, np.full(len(query), variant))
+            other, query = other[same], query[same]
+            bits = hamming(of_variant[query], others[other])
+            np.minimum.at(found, query, pack(bits, other))
         best = np.minimum(best, np.where(equal < 0, found, found[equal]))
     return unpack(best)
 
@@ -347,24 +406,37 @@ def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
     return np.maximum([1, *(1 - np.array(chances)) @ counts], 0.5**numbers)
 
 
-def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.ndarray:
+def near_pairs(
+    hashes: np.ndarray, distance: int, memory: int = MEMORY, wide: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Pairs of rows (pairs, 2), the lower row first, by which each near pair is connected.
+
+    Then pairs that are farther apart, but within ``wide``: `_first_few` of each row.
 
     ``hashes`` is uint64 (n, variants, 4), as of `nearest_kept`; no two rows are equal.
     ``memory`` is that of the tables of all tasks that run at once. Rows that are too many to
     compare here are connected without: whoever asks compares all rows that are connected.
     """
-    rows, found = None, []  # rows: all
+    rows, found, far = None, [], [np.empty((0, 2), np.int64)]  # rows: all
     for level in range(_MAX_BITS):
         entries, variants = hashes.reshape(-1, _WORDS), hashes.shape[1]
         plan = plan_pairs(entries, distance, level)
         if not plan.bits:
             found.append(_star(np.arange(len(hashes)) if rows is None else rows))
+            if wide > distance:
+                words = np.ascontiguousarray(hashes[:, 0].T)
+                pairs = _far_of_all(entries, words, distance, wide) // [1, variants]
+                pairs = pairs[pairs[:, 0] < pairs[:, 1]]
+                far.append(pairs if rows is None else rows[pairs])
             break
+        if wide > distance:
+            plan = replace(plan, tables=2 * plan.tables)
         units = _units(plan, len(entries), memory)
-        results = _run(_pairs_of_table, _merge_pairs, plan, units, entries, distance, variants)
-        found += [pairs if rows is None else rows[pairs] for pairs, _ in results]
-        crowded = _often([numbers for _, numbers in results], plan)
+        of_pairs = entries, distance, variants, wide
+        results = _run(_pairs_of_table, _merge_pairs, plan, units, *of_pairs)
+        found += [pairs if rows is None else rows[pairs] for pairs, *_ in results]
+        far += [pairs if rows is None else rows[pairs] for *_, pairs in results]
+        crowded = _often([numbers for _, numbers, _ in results], plan)
         if not len(crowded):
             break
         rows = crowded if rows is None else rows[crowded]
@@ -372,7 +444,31 @@ def near_pairs(hashes: np.ndarray, distance: int, memory: int = MEMORY) -> np.nd
             found.append(_star(rows))
             break
         hashes = hashes[crowded]
-    return forest(np.concatenate(found)) if found else np.empty((0, 2), np.int64)
+    pairs = forest(np.concatenate(found)) if found else np.empty((0, 2), np.int64)
+    return pairs, _first_few(np.concatenate(far))
+
+
+def _first_few(far: np.ndarray) -> np.ndarray:
+    """Pairs (n, 2) of a row and a later one, without repetitions: the first of each later row."""
+    keys = np.unique(far[:, 1] << 32 | far[:, 0])
+    far = np.stack([keys & 0xFFFF_FFFF, keys >> 32], axis=1)
+    is_few = np.ones(len(far), bool)
+    is_few[_LOOKS:] = far[_LOOKS:, 1] != far[:-_LOOKS, 1]
+    return far[is_few]
+
+
+def _far_of_all(queries: np.ndarray, words: np.ndarray, distance: int, wide: int) -> np.ndarray:
+    """Pairs that are within ``wide`` only: a column of ``words``, uint64 (4, m), and a query."""
+    compare, found = _Compare(wide), [np.empty((0, 2), np.int64)]
+    for start in range(0, len(queries), _QUERIES):
+        block = queries[start : start + _QUERIES]
+        for first in range(0, words.shape[1], _BLOCK // _QUERIES):
+            others = words[:, None, first : first + _BLOCK // _QUERIES]
+            query, row = np.divmod(compare.likely(block.T[:, :, None], others), others.shape[2])
+            bits = hamming(block[query], words[:, first + row].T)
+            is_far = (bits > distance) & (bits <= wide)
+            found.append(np.stack([first + row[is_far], start + query[is_far]], axis=1))
+    return np.concatenate(found)
 
 
 def _star(rows: np.ndarray) -> np.ndarray:
@@ -381,35 +477,45 @@ def _star(rows: np.ndarray) -> np.ndarray:
 
 
 def nearest_matches(
-    queries: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY
-) -> np.ndarray:
+    queries: np.ndarray, others: np.ndarray, distance: int, memory: int = MEMORY, wide: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """The nearest of ``others`` for each of ``queries``, both uint64 (n, 4): packed uint64 (n,).
 
-    The larger side is read once for each table, and tested for the groups of the smaller one.
+    Then pairs of a row of ``others`` and one of ``queries`` beyond ``distance`` and within
+    ``wide``: `_first_few` of each query. The larger side is read once for each table, and tested
+    for the groups of the smaller one.
     """
     best = np.full(len(queries), NONE)
     numbers, rows = np.arange(len(queries)), np.arange(len(others))
-    is_final = False
+    far, is_final = [np.empty((0, 2), np.int64)], False
     for level in range(_MAX_BITS):
         if not len(numbers) or not len(rows):
             break
         one, other = (queries, others) if not level else (queries[numbers], others[rows])
         plan = plan_matches(one, other, distance, level)
         if is_final or not plan.bits:
-            found = _at_rows(compare_all(one, np.ascontiguousarray(other.T), distance), rows)
+            words = np.ascontiguousarray(other.T)
+            found = _at_rows(compare_all(one, words, distance), rows)
             best[numbers] = np.minimum(best[numbers], found)
+            if wide > distance:
+                pairs = _far_of_all(one, words, distance, wide)
+                far.append(np.stack([rows[pairs[:, 0]], numbers[pairs[:, 1]]], axis=1))
             break
+        if wide > distance:
+            plan = replace(plan, tables=2 * plan.tables)
         few, many = sorted((len(one), len(other)))
         found_rows = min(many, 16 * few * many * plan.crowd // _CROWD // 2**plan.bits)
         units = _units(plan, few + found_rows, memory)
-        results = _run(_matches_of_table, _merge_matches, plan, units, one, other, distance)
+        results = _run(_matches_of_table, _merge_matches, plan, units, one, other, distance, wide)
+        for *_, pairs in results:
+            far.append(np.stack([rows[pairs[:, 0]], numbers[pairs[:, 1]]], axis=1))
         for query, packed, *_ in results:
             found = numbers[query]
             best[found] = np.minimum(best[found], _at_rows(packed, rows))
         crowded = [_often([result[side] for result in results], plan) for side in (2, 3)]
         is_final = len(crowded[0]) * len(crowded[1]) > len(numbers) * len(rows) // 4
         numbers, rows = numbers[crowded[0]], rows[crowded[1]]
-    return best
+    return best, _first_few(np.concatenate(far))
 
 
 def _often(crowds: list[np.ndarray], plan: TablePlan) -> np.ndarray:
@@ -471,9 +577,16 @@ def _counted(
 
 
 def _pairs_of_table(
-    plan: TablePlan, part: tuple[int, int, int], hashes: np.ndarray, distance: int, variants: int
-) -> tuple[np.ndarray, np.ndarray]:
+    plan: TablePlan,
+    part: tuple[int, int, int],
+    hashes: np.ndarray,
+    distance: int,
+    variants: int,
+    wide: int,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Near pairs (pairs, 2) in the groups of a table, and the rows in groups that are too large.
+
+    Then the pairs that are within ``wide`` only.
 
     ``hashes``, uint64 (n * variants, 4), has all of a row one after the other.
     """
@@ -484,13 +597,13 @@ def _pairs_of_table(
         (entries[start : start + size] & _LOW).astype(np.int64) // variants
         for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True)
     ]
-    found, count = [np.empty((0, 2), np.int64)], 0
+    found, far, count = [np.empty((0, 2), np.int64)], [np.empty((0, 2), np.int64)], 0
     starts, sizes = starts[~is_crowd], sizes[~is_crowd]
     # Groups of about one size are compared at once, the smaller ones with their last row repeated.
     _, exponent = np.frexp(sizes)
     unit = np.maximum(1, 1 << np.maximum(exponent - 4, 0))
     rounded = -(-sizes // unit) * unit
-    compare = _Compare(distance, part[0] % _WORDS)
+    compare = _Compare(max(distance, wide), part[0] % _WORDS)
     for size in np.unique(rounded):
         of_size = np.flatnonzero(rounded == size)
         step = max(1, _BLOCK // int(size))
@@ -504,21 +617,29 @@ def _pairs_of_table(
                 own = other < sizes[groups][group]
                 one, other, group = one[own], other[own], group[own]
                 pairs = np.stack([rows[one, group], rows[other, group]], axis=1)
+                is_far = np.zeros(len(pairs), bool)
+                if wide > distance:
+                    is_far = hamming(hashes[pairs[:, 0]], hashes[pairs[:, 1]]) > distance
                 if variants > 1:
                     # In the order of entries: the first hash of an earlier row, any of a later one.
-                    pairs = pairs[pairs[:, 0] % variants == 0] // variants
-                    pairs = pairs[pairs[:, 0] < pairs[:, 1]]
-                found.append(pairs)
+                    one, other = pairs.T // variants
+                    chosen = (pairs[:, 0] % variants == 0) & (one < other)
+                    pairs, is_far = pairs[chosen] // variants, is_far[chosen]
+                found.append(pairs[~is_far])
+                far.append(pairs[is_far])
                 count += len(pairs)
             if count > _EDGES:
-                found = [forest(np.concatenate(found))]
+                found, far = [forest(np.concatenate(found))], [_first_few(np.concatenate(far))]
                 count = len(found[0])
-    return forest(np.concatenate(found)), np.unique(np.concatenate([np.empty(0, int), *crowded]))
+    crowd = np.unique(np.concatenate([np.empty(0, int), *crowded]))
+    return forest(np.concatenate(found)), crowd, _first_few(np.concatenate(far))
 
 
-def _merge_pairs(results: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    pairs, crowded = zip(*results, strict=True)
-    return forest(np.concatenate(pairs)), np.concatenate(crowded)
+def _merge_pairs(
+    results: list[tuple[np.ndarray, np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    pairs, crowded, far = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    return forest(pairs), crowded, _first_few(far)
 
 
 def _matches_of_table(
@@ -527,8 +648,12 @@ def _matches_of_table(
     queries: np.ndarray,
     others: np.ndarray,
     distance: int,
+    wide: int,
 ) -> tuple[np.ndarray, ...]:
-    """Queries with their nearest in the groups of a table, packed; then those that crowd."""
+    """Queries with their nearest in the groups of a table, packed; then those that crowd.
+
+    Last, the pairs of a row of ``others`` and a query that are within ``wide`` only.
+    """
     if len(queries) > len(others):
         of_others = _sorted_entries(plan, *unit, others)
         of_queries = _sorted_entries(plan, *unit, queries, of_others)
@@ -537,15 +662,21 @@ def _matches_of_table(
         of_others = _sorted_entries(plan, *unit, others, of_queries)
     table, *_ = unit
     found, *crowds = _matches_of_entries(
-        plan, table, of_queries, of_others, queries, others, distance
+        plan, table, of_queries, of_others, queries, others, max(distance, wide)
     )
-    return (*_nearest_of_each([(np.empty(0, np.int64), np.empty(0, np.uint64)), *found]), *crowds)
+    found.append((np.empty(0, np.int64), np.empty(0, np.uint64)))
+    query, packed = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    other, bits = unpack(packed)
+    far = _first_few(np.stack([other, query], axis=1)[bits > distance])
+    near = bits <= distance
+    return (*_nearest_of_each([(query[near], packed[near])]), *crowds, far)
 
 
 def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
     query, packed, *crowds = zip(*results, strict=True)
     nearest = _nearest_of_each(list(zip(query, packed, strict=True)))
-    return (*nearest, *(np.concatenate(parts) for parts in crowds))
+    *crowds, far = (np.concatenate(parts) for parts in crowds)
+    return (*nearest, *crowds, _first_few(far))
 
 
 def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
@@ -760,55 +891,79 @@ def forest(pairs: np.ndarray) -> np.ndarray:
 
 
 def _decided(
-    hashes: np.ndarray, pairs: np.ndarray, distance: int, gone: np.ndarray
+    hashes: np.ndarray, pairs: np.ndarray, distance: int, gone: np.ndarray, looked: np.ndarray
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of each tree of ``pairs``, and the nearest kept one for each, packed uint64."""
+    """Rows of each tree of ``pairs``, and the nearest kept one for each, packed uint64.
+
+    ``looked``, some of the pairs, (n, 2), are near whatever their distance is.
+    """
     rows = np.unique(pairs)
     root = rows.copy()
     root[np.searchsorted(rows, pairs[:, 1])] = pairs[:, 0]
     rows = rows[np.argsort(root, kind="stable")]
     _, sizes = np.unique(root, return_counts=True)
     starts = sizes.cumsum() - sizes
+    # Of each pair that was looked at, the start of its tree, and both places there.
+    by_row = np.argsort(rows)
+    places = by_row[np.searchsorted(rows, looked, sorter=by_row)]
+    start_of = starts[np.searchsorted(starts, places[:, 0], "right") - 1]
+    places -= start_of[:, None]
     for size in np.unique(sizes):
         of_size = starts[sizes == size]
         if size > _SMALL:
             for start in of_size:
                 tree = rows[start : start + size]
-                nearest = _greedy(hashes[tree], distance, gone[tree])
+                of_tree = places[start_of == start]
+                nearest = _greedy(hashes[tree], distance, gone[tree], of_tree)
                 keeper, bits = unpack(nearest)
                 yield tree, np.where(keeper < 0, NONE, pack(bits, tree[keeper]))
             continue
         step = max(1, _DISTANCES // int(size) ** 2)
         for first in range(0, len(of_size), step):
-            trees = rows[of_size[first : first + step, None] + np.arange(size)]
-            nearest = _greedy_at_once(hashes[trees], trees, distance, gone[trees])
+            some = of_size[first : first + step]
+            trees = rows[some[:, None] + np.arange(size)]
+            is_near = np.zeros((len(some), size, size), bool)
+            here = np.isin(start_of, some)
+            one, other = places[here].T
+            group = np.searchsorted(some, start_of[here])
+            is_near[group, one, other] = is_near[group, other, one] = True
+            nearest = _greedy_at_once(hashes[trees], trees, distance, gone[trees], is_near)
             yield trees.ravel(), nearest.ravel()
 
 
 def _greedy_at_once(
-    hashes: np.ndarray, rows: np.ndarray, distance: int, gone: np.ndarray
+    hashes: np.ndarray, rows: np.ndarray, distance: int, gone: np.ndarray, is_near: np.ndarray
 ) -> np.ndarray:
-    """Greedy deduplication in groups of one size: uint64 (groups, size, variants, 4) → packed."""
+    """Greedy deduplication in groups of one size: uint64 (groups, size, variants, 4) → packed.
+
+    ``is_near``, (groups, size, size), are pairs that are near whatever their distance is.
+    """
     apart = _distances(hashes, hashes)
+    is_near |= apart <= distance
     kept = ~gone
     for row in range(1, rows.shape[1]):
-        kept[:, row] &= ~((apart[:, row, :row] <= distance) & kept[:, :row]).any(axis=1)
-    near = (apart <= distance) & kept[:, None]
-    best = np.where(near, pack(apart, rows[:, None]), NONE).min(axis=2)
+        kept[:, row] &= ~(is_near[:, row, :row] & kept[:, :row]).any(axis=1)
+    best = np.where(is_near & kept[:, None], pack(apart, rows[:, None]), NONE).min(axis=2)
     return np.where(kept, NONE, best)
 
 
-def _greedy(hashes: np.ndarray, distance: int, gone: np.ndarray) -> np.ndarray:
-    """Greedy deduplication of rows that are all compared: packed uint64 (n,)."""
+def _greedy(hashes: np.ndarray, distance: int, gone: np.ndarray, looked: np.ndarray) -> np.ndarray:
+    """Greedy deduplication of rows that are all compared: packed uint64 (n,).
+
+    ``looked``, (m, 2), are pairs, the earlier row first, that are near whatever their distance is.
+    """
     count, kept = 0, np.empty(len(hashes), np.int64)
     words = np.empty((4, len(hashes)), np.uint64)
     is_kept = np.zeros(len(hashes), bool)
     for start in range(0, len(hashes), _DECIDED):
         block = np.flatnonzero(~gone[start : start + _DECIDED]) + start
         block = block[_nearest(hashes[block], words[:, :count], distance) == NONE]
-        apart = _distances(hashes[None, block], hashes[None, block])[0]
+        block = block[~np.isin(block, looked[is_kept[looked[:, 0]], 1])]
+        is_near = _distances(hashes[None, block], hashes[None, block])[0] <= distance
+        one, other = np.searchsorted(block, looked[np.isin(looked, block).all(axis=1)]).T
+        is_near[other, one] = True
         stays = np.zeros(len(block), bool)
-        for number, near in enumerate(apart <= distance):
+        for number, near in enumerate(is_near):
             stays[number] = not (near[:number] & stays[:number]).any()
         block = block[stays]
         kept[count : count + len(block)] = block
@@ -819,6 +974,11 @@ def _greedy(hashes: np.ndarray, distance: int, gone: np.ndarray) -> np.ndarray:
     best = np.full(len(hashes), NONE)
     nearest, bits = unpack(_nearest(hashes[~is_kept], words[:, :count], distance))
     best[~is_kept] = np.where(nearest < 0, NONE, pack(bits, kept[nearest]))
+    for row, keeper in (looked.T[::-1], looked.T):
+        chosen = is_kept[keeper] & ~is_kept[row]
+        row, keeper = row[chosen], keeper[chosen]
+        bits = hamming(hashes[row], hashes[keeper, :1]).min(axis=1)
+        np.minimum.at(best, row, pack(bits, keeper))
     return best
 
 

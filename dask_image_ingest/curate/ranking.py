@@ -6,10 +6,11 @@ Results are joined to the frame as new columns, lazily, by a hash of the row's i
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import dask
 import numpy as np
@@ -23,6 +24,8 @@ from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.curate.fingerprints import (
     PDQ_QUALITY,
+    SIDE_OF_THUMBNAIL,
+    THUMBNAIL,
     Kind,
     Variant,
     column_of,
@@ -257,6 +260,8 @@ class Ranked:
     hashes: np.ndarray  # uint64 (n, variants, words)
     # bool (n,): compared for equality, by the hash of pixels or bytes in the first variant
     is_exact: np.ndarray
+    # Looks up those of some rows: int64 (n,) → uint8 (n, 32, 32); None: there are none
+    thumbnails: Callable[[np.ndarray], np.ndarray] | None = None
 
 
 def with_ranking_columns(frame: AnyFrame, keep: str, by: Kind) -> tuple[Any, list[str]]:
@@ -300,21 +305,33 @@ def rank_rows(
     variants: Sequence[Variant],
     keep: str,
     identity: Sequence[str],
+    with_thumbnails: bool = False,
 ) -> Ranked:
     """Rank the rows of a frame, computing fingerprints and signals that it lacks.
 
     Rows are sorted by what ``keep`` says, descending, nulls last, then by ``identity``. So the
-    order does not depend on the partitions.
+    order does not depend on the partitions. Thumbnails stay where they are, on the workers if there
+    are any, and are looked up.
     """
     frame, rank_by = with_ranking_columns(frame, keep, by)
     hashes = [column_of(by), *(column_of(by, variant) for variant in variants)]
     if any(name not in frame.columns for name in hashes):
         # Images without detail are compared by a hash of their pixels, from the same decode.
         more: list[Kind] = ["pixels"] if by == "pdq" and _PIXELS not in frame.columns else []
-        frame = compute_fingerprints(frame, [by, *more], variants=variants)
+        is_new = with_thumbnails and THUMBNAIL not in frame.columns
+        thumbnail: list[Literal["thumbnail"]] = ["thumbnail"] if is_new else []
+        frame = compute_fingerprints(frame, [by, *more, *thumbnail], variants=variants)
+    else:
+        is_new = False
     needed = [*identity, *hashes, *rank_by]
     if by == "pdq":
         needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
+    thumbnails = None
+    if with_thumbnails and THUMBNAIL in frame.columns:
+        if is_new:
+            frame = select_columns(frame, dict.fromkeys([*needed, THUMBNAIL]))
+            frame = frame.persist() if isinstance(frame, FrameBase) else frame
+        thumbnails = select_columns(frame, dict.fromkeys([*identity, THUMBNAIL]))
     frame = select_columns(frame, dict.fromkeys(needed))
     columns = (tuple(hashes), keep, tuple(identity))
     if isinstance(frame, FrameBase):
@@ -327,7 +344,45 @@ def rank_rows(
             "%d of %d rows have no fingerprint that can be compared: they are no duplicates",
             left_out, left_out + sum(len(part.ids) for part in parts), extra={"left_out": left_out},
         )  # fmt: skip
-    return merge_ranked(parts)
+    ranked = merge_ranked(parts)
+    if thumbnails is None:
+        return ranked
+    look_up = functools.partial(_thumbnails_of, thumbnails, tuple(identity), ranked.ids)
+    return replace(ranked, thumbnails=look_up)
+
+
+def _thumbnails_of(
+    frame: AnyFrame, identity: tuple[str, ...], ids: np.ndarray, rows: np.ndarray
+) -> np.ndarray:
+    """Thumbnails of rows whose ids these are: uint8 (n, 32, 32), black where there is none."""
+    wanted, place = np.unique(ids[rows], return_inverse=True)
+    if isinstance(frame, FrameBase):
+        lazy = [delayed(_thumbnails_of_ids)(p, identity, wanted) for p in frame.to_delayed()]
+        parts = list(dask.compute(*lazy))
+    else:
+        parts = [_thumbnails_of_ids(frame, identity, wanted)]
+    found = np.zeros((len(wanted), SIDE_OF_THUMBNAIL, SIDE_OF_THUMBNAIL), np.uint8)
+    for numbers, pixels in parts:
+        found[numbers] = pixels.reshape(-1, *found.shape[1:])
+    return found[place]
+
+
+def _thumbnails_of_ids(
+    frame: DataFrame, identity: tuple[str, ...], wanted: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of those of the ids, ascending, that a partition has, and their thumbnails."""
+    table = partition_table(frame)
+    length = pc.fill_null(pc.list_value_length(table[THUMBNAIL]), 0)
+    if not pc.all(pc.is_in(length, pa.array([0, SIDE_OF_THUMBNAIL**2], length.type))).as_py():
+        raise ArgumentError(
+            f"the column {THUMBNAIL!r} has other values than compute_fingerprints() gives: lists "
+            f"of {SIDE_OF_THUMBNAIL**2:,} pixels"
+        )
+    ids = row_ids(table, identity)
+    chosen = np.isin(ids, wanted) & (length.to_numpy() > 0)
+    lists = table[THUMBNAIL].filter(pa.array(chosen))
+    pixels = pc.list_flatten(lists).to_numpy().astype(np.uint8)
+    return np.searchsorted(wanted, ids[chosen]), pixels
 
 
 @dataclass(frozen=True)

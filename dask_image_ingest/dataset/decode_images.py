@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from dask_image_ingest.arguments import (
@@ -11,6 +12,7 @@ from dask_image_ingest.arguments import (
     check_storage_options,
     list_of_names,
     shown,
+    whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.read_options import ErrorPolicy
@@ -26,7 +28,13 @@ from dask_image_ingest.dataset.references.make_references import (
     with_encoded,
 )
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, error_filter
-from dask_image_ingest.dataset.schema.columns import image_field
+from dask_image_ingest.dataset.schema.annotations import (
+    BoxFormat,
+    Coordinates,
+    check_annotations,
+    parse_annotations,
+)
+from dask_image_ingest.dataset.schema.columns import image_field, region_field
 from dask_image_ingest.decode import (
     MAX_PIXELS,
     Augment,
@@ -53,7 +61,14 @@ def decode_images(
     interpolation: Interpolation = "bilinear",
     crop_from: int | None = None,
     augment: Augment | None = None,
+    boxes: str | None = None,
+    box_format: BoxFormat = "xyxy",
+    box_labels: str | Sequence[str] | None = None,
+    min_visibility: float = 0.0,
+    points: str | Sequence[str] | None = None,
+    coordinates: Coordinates = "pixels",
     transform: Callable[..., Any] | None = None,
+    view: int = 0,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
     max_pixels: int | None = MAX_PIXELS,
@@ -83,6 +98,11 @@ def decode_images(
         several columns with different options, call the function once for each.
     size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels
         As for :func:`read_webdataset_images`.
+    boxes, box_format, box_labels, min_visibility, points, coordinates
+        As for :func:`read_webdataset_images`; they follow the first of the image columns.
+    view
+        Which random numbers of a sample: images of one view get the same region and the same random
+        transform, as an image and its mask should, and those of another view others.
     allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 
@@ -139,9 +159,27 @@ def decode_images(
         transform=transform,
         max_pixels=max_pixels,
     )
+    advice = "pass the number of the view, from 0"
+    decoding = replace(decoding, view=whole_number("view", view, 0, advice, most=2**31))
+    annotations = parse_annotations(
+        boxes, box_format, box_labels, min_visibility, points, coordinates
+    )
+    if annotations is not None:
+        known = [name for name in annotations.columns if name in meta.columns]
+        schema = backend_of(meta).to_arrow(meta[known]).schema
+        types = dict(zip(schema.names, schema.types, strict=True))
+        check_annotations(annotations, types, decoding)
     images = tuple(
-        ColumnDecode(name, _error_column(name, meta), decoding, errors, storage_options)
-        for name in references or (into,)
+        ColumnDecode(
+            name,
+            _error_column(name, meta),
+            decoding,
+            errors,
+            storage_options,
+            region=region_field(name) if decoding.augment or decoding.flips else None,
+            annotations=None if number else annotations,
+        )
+        for number, name in enumerate(references or (into,))
     )
     if not lazy:
         if encoded is not None:

@@ -38,6 +38,7 @@ from dask_image_ingest.dataset.schema.columns import (
     FileColumn,
     ImageChoice,
     Schema,
+    augmented,
 )
 from dask_image_ingest.decode import MAX_PIXELS, Augment, Interpolation, Mode, Resize
 from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
@@ -208,6 +209,7 @@ def read_images(
         (),
         sidecar=tuple(FileColumn(name, name, type_) for name, type_ in columns_of_class),
         images=tuple(member.column for member in images),
+        augmented=augmented(images),
     )
     selected, predicate = asked_for(schema, columns, filters, decode)
     partitions = _partitions(_rows(files, options, every), options, largest)

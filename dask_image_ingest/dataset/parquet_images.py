@@ -30,10 +30,17 @@ from dask_image_ingest.dataset.scan.partitioning import (
     first_labels,
     parse_partition_size,
 )
+from dask_image_ingest.dataset.schema.annotations import (
+    BoxFormat,
+    Coordinates,
+    check_annotations,
+    parse_annotations,
+)
 from dask_image_ingest.dataset.schema.columns import (
     FileColumn,
     ImageColumn,
     TableSchema,
+    augmented,
 )
 from dask_image_ingest.dataset.schema.file_columns import (
     check_encoded_type,
@@ -63,6 +70,12 @@ def read_parquet_images(
     interpolation: Interpolation = "bilinear",
     crop_from: int | None = None,
     augment: Augment | None = None,
+    boxes: str | None = None,
+    box_format: BoxFormat = "xyxy",
+    box_labels: str | Sequence[str] | None = None,
+    min_visibility: float = 0.0,
+    points: str | Sequence[str] | None = None,
+    coordinates: Coordinates = "pixels",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
@@ -99,6 +112,8 @@ def read_parquet_images(
         ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
     size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels, backend
+        As for :func:`read_webdataset_images`.
+    boxes, box_format, box_labels, min_visibility, points, coordinates
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
@@ -161,6 +176,9 @@ def read_parquet_images(
         device=backend_.device,
         max_pixels=max_pixels,
     )
+    annotations = parse_annotations(
+        boxes, box_format, box_labels, min_visibility, points, coordinates, decode
+    )
     largest = parse_partition_size(partition_size, backend_)
     paths = list(paths) if isinstance(paths, Iterator) else paths
     files = find_shards(paths, storage_options, PARQUET)
@@ -178,12 +196,15 @@ def read_parquet_images(
         backend=backend_.name,
         storage_options=storage_options,
         is_table=True,
+        annotations=annotations,
     )
+    schema = replace(schema, augmented=augmented(images))
     if decode and (columns is None or "error" in columns) and "error" in file_schema.names:
         raise ArgumentError(
             f"the files have a column 'error' of their own, as {files[0].url} has, and that of a "
             "decode would take its place: pass columns= without it, or decode=False"
         )
+    check_annotations(annotations, schema.types, images[0].decoding)
     selected, predicate = asked_for(schema, columns, filters, decode)
     partitions = _partitions(files, rows, options, largest)
     token = tokenize(fingerprint_of(files), str(schema), options, partitions, searches)

@@ -43,10 +43,18 @@ from dask_image_ingest.dataset.scan.partitioning import (
     parse_shards_per_partition,
 )
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, error_filter
+from dask_image_ingest.dataset.schema.annotations import (
+    BoxFormat,
+    Coordinates,
+    check_annotations,
+    parse_annotations,
+)
 from dask_image_ingest.dataset.schema.columns import (
     ImageChoice,
     Schema,
+    augmented,
     make_schema,
+    region_field,
 )
 from dask_image_ingest.dataset.schema.file_columns import (
     SidecarChoice,
@@ -83,6 +91,12 @@ def read_webdataset_images(
     interpolation: Interpolation = "bilinear",
     crop_from: int | None = None,
     augment: Augment | None = None,
+    boxes: str | None = None,
+    box_format: BoxFormat = "xyxy",
+    box_labels: str | Sequence[str] | None = None,
+    min_visibility: float = 0.0,
+    points: str | Sequence[str] | None = None,
+    coordinates: Coordinates = "pixels",
     transform: Callable[..., Any] | None = None,
     mode: Mode = "RGB",
     errors: ErrorPolicy = "null",
@@ -150,9 +164,37 @@ def read_webdataset_images(
         the edges of ``size``: ``size=224, resize="crop", crop_from=256`` is torchvision's
         ``Resize(256)`` and ``CenterCrop(224)``. By default the image just covers ``size``.
     augment
-        ``"random_resized_crop"``, or a :class:`RandomResizedCrop` with other numbers: a random
-        region of each image is decoded, resized to ``size`` and mirrored at random. All image
-        columns of a sample get the same region, in proportion to their own height and width.
+        An augmentation, or a list of them. ``"random_resized_crop"`` or a
+        :class:`RandomResizedCrop` comes first: a random region of each image is decoded, resized to
+        ``size`` and mirrored at random. After the resize follow, in the order of the list,
+        ``"random_horizontal_flip"``, ``"rand_augment"``, ``"auto_augment"``, ``"random_erasing"``,
+        or their classes with other numbers, and a :class:`ColorJitter`. All image columns of a
+        sample that come from different members, such as an image and its mask, get the same
+        numbers, and regions in proportion to their own height and width; the second column of one
+        member gets others, and so does the second of other members. Labels and stored values follow
+        what moves pixels only. With a crop or a flip, the column ``image.region`` tells both:
+        struct<top, left, height, width: int32, flipped: bool>, in pixels of the upright image.
+    boxes
+        A column of boxes of the image column ``image``: a list of lists whose first four numbers
+        are a box of the upright image, such as ``"json.boxes"`` of
+        ``json_fields={"boxes": "list<list<float32>>"}``. It becomes that of boxes of the decoded
+        image, which follow ``augment``, ``resize`` and ``size`` (a ``transform`` is not known), and
+        are cut at its edges. Whole numbers become float32. Null where the image has no header, and
+        where a row holds no boxes by this description.
+    box_format
+        ``"xyxy"`` (left, top, right, bottom) or ``"xywh"`` (left, top, width, height).
+    box_labels
+        Columns of lists with an item for each box. A box of which nothing is left, or less than
+        ``min_visibility``, is removed, together with these items. None, the default, removes no
+        box: it becomes four zeros, so that lists which are not named here stay aligned. ``()`` if
+        there are no such lists.
+    min_visibility
+        Least share of a box's area that has to be left in the decoded image, 0 to 1.
+    points
+        Columns of points, as ``boxes``: lists, nested at will, whose first two numbers are x and y.
+        Points are neither cut nor removed; those that leave lie outside of the decoded image.
+    coordinates
+        ``"pixels"``, or ``"shares"`` of width and height, for boxes and points, before and after.
     transform
         A function of DALI operators, from images to uint8 images of layout HWC. Runs after the
         resize.
@@ -284,6 +326,9 @@ def read_webdataset_images(
         max_pixels=max_pixels,
         scaled_decode=scaled_decode,
     )
+    annotations = parse_annotations(
+        boxes, box_format, box_labels, min_visibility, points, coordinates, decode
+    )
     largest = parse_partition_size(partition_size, backend_)
     together = parse_shards_per_partition(shards_per_partition, largest)
     options = ReadOptions(
@@ -294,6 +339,7 @@ def read_webdataset_images(
         storage_options=storage_options,
         needs_sidecars=sidecar == "parquet",
         max_member_bytes=parse_max_member_bytes(max_member_bytes),
+        annotations=annotations,
     )
     extensions = {member.column: member.extensions for member in images}
     index_source = parse_index(index)
@@ -314,10 +360,12 @@ def read_webdataset_images(
                     members=members,
                     json_fields=json_fields,
                 )
+                schema = replace(schema, augmented=augmented(images))
                 added = sidecar_columns(shards, sidecar, schema.types, storage_options, backend_)
                 if added is None:
                     shards = [replace(shard, sidecar=None) for shard in shards]
                 schema = replace(schema, sidecar=added or ())
+                check_annotations(annotations, schema.types, images[0].decoding)
                 selected, predicate = asked_for(schema, columns, filters, decode)
                 first.warn_of_unknown(schema, extensions)
                 partitions = make_partitions(shards, first, options, largest, together, indexes)
@@ -351,36 +399,36 @@ def read_of(
     if not decode:
         return kind(dataset, columns, filters)
     filtered = columns_of(filters)
-    by_error = not schema.errors.isdisjoint(filtered)
     kept = error_filter(options.errors)
     wanted = list(schema.types) if columns is None else columns
-    decodings = {member.column: member.decoding for member in options.images}
-    needed = {*wanted, *(filtered & schema.errors)}
-    errors = {image: schema.field(image, "error") for image in decodings}
-    decoded = [image for image in decodings if kept or {image, errors[image]} & needed]
-    if not decoded:
-        return kind(dataset, columns, filters)
-    scanned = columns
-    if by_error or not {*decoded} <= {*wanted}:
-        scanned = [*wanted, *({*decoded, *filtered}.difference(wanted))]
-    scan_filters = only(filters, filtered - schema.errors)
-    scan: Expr = kind(dataset, scanned, scan_filters)
-    images = tuple(
+    needed = {*wanted, *(filtered & schema.made)}
+    first, *_ = options.images
+    every = (
         ColumnDecode(
-            image,
-            errors[image] if errors[image] in scan.columns else None,
-            decodings[image],
+            member.column,
+            schema.field(member.column, "error"),
+            member.decoding,
             options.errors,
             options.storage_options,
-            image in wanted,
+            region=region if (region := region_field(member.column)) in schema.made else None,
+            annotations=options.annotations if member is first else None,
         )
-        for image in decoded
+        for member in options.images
     )
-    if by_error:
-        filtered_by = tuple(image for image in images if image.error in filtered)
-        scan = FilterRows(Decode(scan, filtered_by, kept), filters)
-        images = tuple(image for image in images if image not in filtered_by)
-    frame = Decode(scan, images, kept) if images else scan
+    images = [image.selected(needed) for image in every if kept or image.columns & needed]
+    if not images:
+        return kind(dataset, columns, filters)
+    below = {name for image in images for name in image.columns}
+    by_made = filtered & schema.made
+    if by_made:
+        below |= filtered
+    scanned = columns if below <= {*wanted} else [*wanted, *below.difference(wanted)]
+    scan: Expr = kind(dataset, scanned, only(filters, filtered - schema.made))
+    if by_made:
+        first_ones = tuple(image for image in images if image.columns & by_made)
+        scan = FilterRows(Decode(scan, first_ones, kept), filters)
+        images = [image for image in images if image not in first_ones]
+    frame = Decode(scan, tuple(images), kept) if images else scan
     return frame if frame.columns == wanted else frame[wanted]
 
 
@@ -404,7 +452,7 @@ def asked_for(
     decode: bool,
 ) -> tuple[list[str] | None, Predicate | None]:
     """The arguments ``columns=``, None for all, and ``filters=``."""
-    types = {n: t for n, t in schema.types.items() if decode or n not in schema.errors}
+    types = {n: t for n, t in schema.types.items() if decode or n not in schema.made}
     predicate = parse_filters(filters, types)
     if columns is None:
         return None if decode else list(types), predicate

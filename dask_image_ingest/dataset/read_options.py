@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest.arguments import (
@@ -14,6 +14,7 @@ from dask_image_ingest.arguments import (
     number_of_bytes,
     shown,
 )
+from dask_image_ingest.dataset.schema.annotations import Annotations
 from dask_image_ingest.dataset.schema.columns import (
     METADATA_COLUMNS,
     ImageChoice,
@@ -52,6 +53,8 @@ class ReadOptions:
         Whether the shards are parquet files, whose columns are the extensions of ``images``.
     root, classes
         The common root of image files, None for shards; and its folders that are classes.
+    annotations
+        Columns of boxes and points of the first image column.
     """
 
     images: tuple[ImageMember, ...]
@@ -64,6 +67,7 @@ class ReadOptions:
     is_table: bool = False
     root: str | None = None
     classes: tuple[str, ...] | None = None
+    annotations: Annotations | None = None
 
 
 #: Warning of a process without a GPU that builds a cuDF collection.
@@ -141,7 +145,14 @@ def _image_members(
         own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
         extensions = value.image if isinstance(value, ImageColumn) else value
         members[name] = ImageMember(name, parse(extensions), make_decode_spec(**{**options, **own}))
-    return (members.pop("image"), *members.values())
+    return tuple(_views([members.pop("image"), *members.values()]))
+
+
+def _views(members: Sequence[ImageMember]) -> Iterator[ImageMember]:
+    """Number the columns of one member, so that each draws for itself."""
+    for number, member in enumerate(members):
+        same = [other for other in members[:number] if {*other.extensions} & {*member.extensions}]
+        yield replace(member, decoding=replace(member.decoding, view=len(same)))
 
 
 # Options of a read that a column may have of its own.
@@ -176,7 +187,7 @@ def _refuse_decoding(decoding: DecodeSpec, errors: ErrorPolicy) -> None:
         "size": decoding.size is not None,
         "interpolation": decoding.interpolation != "bilinear",
         "mode": decoding.mode != "RGB",
-        "augment": decoding.augment is not None,
+        "augment": decoding.is_augmented,
         "transform": decoding.transform is not None,
         "errors": errors != "null",
         "scaled_decode": decoding.scaled,

@@ -4,6 +4,14 @@ In: the bytes of images, their headers, and decode options. Out: one flat buffer
 partition, with an error for every image that can't be decoded.
 """
 
+from dask_image_ingest.decode.augment import (
+    Augment,
+    AutoAugment,
+    ColorJitter,
+    RandAugment,
+    RandomErasing,
+    RandomHorizontalFlip,
+)
 from dask_image_ingest.decode.buffers import (
     VALUE_TYPES,
     EncodedImages,
@@ -14,8 +22,8 @@ from dask_image_ingest.decode.buffers import (
     from_bytes,
     pixels_of,
 )
-from dask_image_ingest.decode.dali import decode_pool, decode_threads
-from dask_image_ingest.decode.decode import decode
+from dask_image_ingest.decode.dali import decode_pool, decode_threads, import_decoders
+from dask_image_ingest.decode.decode import decode, decode_views
 from dask_image_ingest.decode.decode_spec import (
     LARGEST_SIZE,
     MAX_PIXELS,
@@ -33,8 +41,9 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
+from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
-from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop
+from dask_image_ingest.decode.random_crop import RandomResizedCrop
 from dask_image_ingest.decode.resize import Interpolation, ResizedImage, resized_cubic
 
 __all__ = [
@@ -44,6 +53,8 @@ __all__ = [
     "SWAPPED",
     "VALUE_TYPES",
     "Augment",
+    "AutoAugment",
+    "ColorJitter",
     "DecodeSpec",
     "EncodedImages",
     "Header",
@@ -53,6 +64,11 @@ __all__ = [
     "Origin",
     "PixelBuffer",
     "Pixels",
+    "Placement",
+    "Placements",
+    "RandAugment",
+    "RandomErasing",
+    "RandomHorizontalFlip",
     "RandomResizedCrop",
     "Resize",
     "ResizedImage",
@@ -62,8 +78,10 @@ __all__ = [
     "decode_one",
     "decode_pool",
     "decode_threads",
+    "decode_views",
     "from_bytes",
     "header_of",
+    "import_decoders",
     "is_baseline_jpeg",
     "make_decode_spec",
     "pixels_of",

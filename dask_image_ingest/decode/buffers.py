@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, NamedTuple, Protocol
@@ -71,6 +71,8 @@ class EncodedImages:
         Called before the first image is read, once it is known that the pixels fit into memory.
     pictures : array of int64, shape (rows,), or None
         Rows with equal numbers have the same pixels; None if all differ.
+    source : hashable, or None
+        Columns of equal sources have the same images in the same rows; None if that is not known.
     """
 
     headers: Sequence[Header]
@@ -79,6 +81,7 @@ class EncodedImages:
     what: str = "images"
     prefetch: Callable[[], None] = _nothing
     pictures: np.ndarray | None = None
+    source: Hashable | None = None
 
     def __len__(self) -> int:
         return len(self.headers)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from itertools import tee
 from typing import Any
 
@@ -14,12 +15,12 @@ import numpy as np
 from dask_image_ingest.client import refuse_other_version
 from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode import crash_log
-from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
+from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
 from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage
-from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet
+from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet, decoders_for
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
@@ -58,25 +59,43 @@ def decode(
     """
     refuse_other_version(decoding.version)
     images = _without_crashers(images)
-    if decoding.draw:
-        images = replace(images, origin=_with_draw(images.origin, decoding.draw))
     with crash_log.in_progress(_partition_name(images, decoding)) as crashed_before:
         if crashed_before:
             pixels = decode_guarded(images, decoding, buffer)
         else:
             pixels = decode_in_batches(images, decoding, buffer)
-    bad = sum(bool(error) for error in pixels.errors)
-    count(DECODED, len(images) - bad)
-    count(BAD, bad)
+    _count(pixels)
     return pixels
 
 
-def _with_draw(origin: Callable[[int], Origin], draw: int) -> Callable[[int], Origin]:
-    def drawn(row: int) -> Origin:
-        found = origin(row)
-        return found if found.draw else found._replace(draw=draw)
+def decode_views(
+    images: EncodedImages, decodings: Sequence[DecodeSpec], buffers: Sequence[PixelBuffer]
+) -> list[Pixels]:
+    """Decode each image once and in full, and cut random regions for several options from it.
 
-    return drawn
+    The results are those of `decode` for each of the options and buffers, which
+    `DecodeSpec.can_share` allows. Several regions take less time than a decode of each.
+    """
+    first = decodings[0]
+    refuse_other_version(first.version)
+    images = _without_crashers(images)
+    whole = replace(first, size=None, augment=None, pixel_augments=(), transform=None)
+    with crash_log.in_progress(_partition_name(images, whole)) as crashed_before:
+        if crashed_before:
+            pairs = zip(decodings, buffers, strict=True)
+            views = [decode_guarded(images, *pair) for pair in pairs]
+        else:
+            results = list(zip(decodings, buffers, strict=True))
+            views = _decode_in_batches(images, whole, results)
+    for pixels in views:
+        _count(pixels)
+    return views
+
+
+def _count(pixels: Pixels) -> None:
+    bad = sum(bool(error) for error in pixels.errors)
+    count(DECODED, len(pixels.errors) - bad)
+    count(BAD, bad)
 
 
 def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:
@@ -107,8 +126,18 @@ def decode_in_batches(
     buffer: PixelBuffer,
 ) -> Pixels:
     """Decode the images of a partition in this process; parameters as in `decode`."""
+    (pixels,) = _decode_in_batches(images, decoding, [(decoding, buffer)])
+    return pixels
+
+
+def _decode_in_batches(
+    images: EncodedImages,
+    decoding: DecodeSpec,
+    results: Sequence[tuple[DecodeSpec, PixelBuffer]],
+) -> list[Pixels]:
+    """Decode by ``decoding``, for buffers of the same options or of regions of its images."""
     errors = [header.error for header in images.headers]
-    shapes = np.zeros((len(images), 3), np.int32)
+    shapes = [np.zeros((len(images), 3), np.int32) for _ in results]
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
     schedule = BatchPlanner(images, decoding)
     dali = schedule.decoders()
@@ -124,16 +153,55 @@ def decode_in_batches(
                 row for row, image in zip(batch.dali_rows, found, strict=False) if image is None
             )
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
-            if decoding.resized_here:
-                decoded = _resized(decoded, rows, batch, decoding)
-            if rows and dali.transform is not None:
-                origins = [images.origin(row) for row in rows]
-                decoded = dali.transform.run(_materialized(decoded), origins)
-            shapes[rows] = _shapes(decoded)
-            if itemsizes is not None:
-                itemsizes[rows] = [image.dtype.itemsize for image in decoded]
-            buffer.append(decoded)
-    return Pixels(buffer.finish(), shapes, errors, itemsizes)
+            for (result, buffer), result_shapes in zip(results, shapes, strict=True):
+                if result is not decoding:
+                    made: Any = _cut(decoded, rows, images, result)
+                elif decoding.resized_here:
+                    made = _resized(decoded, rows, batch, decoding)
+                else:
+                    made = decoded
+                made = _augmented(made, rows, images, result, dali if result is decoding else None)
+                result_shapes[rows] = _shapes(made)
+                if itemsizes is not None:
+                    itemsizes[rows] = [image.dtype.itemsize for image in made]
+                buffer.append(made)
+    return [
+        Pixels(buffer.finish(), result_shapes, list(errors), itemsizes)
+        for (_, buffer), result_shapes in zip(results, shapes, strict=True)
+    ]
+
+
+def _cut(
+    decoded: ImageBatch, rows: list[int], images: EncodedImages, decoding: DecodeSpec
+) -> list[ResizedImage]:
+    """Regions of images that were decoded in full, to be resized."""
+    cut = []
+    for row, image in zip(rows, decoded, strict=True):
+        region = decoding.region(images.headers[row], partial(images.origin, row))
+        assert region is not None
+        geometry = decoding.geometry(region.height, region.width)
+        pixels, mirrored = region.of(np.asarray(image)), region.mirrored
+        cut.append(ResizedImage(pixels, geometry, decoding.filter, exact=False, mirrored=mirrored))
+    return cut
+
+
+def _augmented(
+    decoded: ImageBatch,
+    rows: list[int],
+    images: EncodedImages,
+    decoding: DecodeSpec,
+    dali: DecoderSet | None,
+) -> ImageBatch:
+    """Apply the augmentations of pixels, and the transform; ``dali`` is None if not yet known."""
+    if not rows or not (decoding.pixel_augments or decoding.transform):
+        return decoded
+    dali = dali or decoders_for(decoding)
+    origins = [decoding.drawn(images.origin(row)) for row in rows]
+    if dali.augments is not None:
+        decoded = dali.augments.run(decoded, origins)
+    if dali.transform is not None:
+        decoded = dali.transform.run(_materialized(decoded), origins)
+    return decoded
 
 
 def _dali_outputs(
@@ -206,7 +274,9 @@ def _pillow_outputs(
             arrays[row] = future.result()
     if not arrays or decoding.device == "cpu":
         return arrays
-    if decoding.mode == "raw" or (decoding.size is None and decoding.transform is None):
+    if decoding.mode == "raw" or not (
+        decoding.size or decoding.transform or decoding.pixel_augments
+    ):
         return arrays
     items: list[Item] = list(arrays.values())
     if decoding.takes_regions:

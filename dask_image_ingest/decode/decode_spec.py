@@ -13,9 +13,20 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
 from dask_image_ingest.client import own_version
+from dask_image_ingest.decode.augment import (
+    Augment,
+    AutoAugment,
+    PixelAugment,
+    RandAugment,
+    RandomHorizontalFlip,
+    draw_steps,
+    parse_augment,
+)
+from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.formats import Header
 from dask_image_ingest.decode.formats.header import read_header
-from dask_image_ingest.decode.random_crop import Augment, RandomResizedCrop, parse_augment
+from dask_image_ingest.decode.placement import Placement
+from dask_image_ingest.decode.random_crop import RandomResizedCrop, Region, draw_region
 from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
@@ -31,6 +42,9 @@ LARGEST_IMAGE = 2**31 - 1
 LARGEST_SIZE = 2**15 - 1
 
 _HW_LOAD = "image-ingest.hw-decoder-load"
+
+# Distance of the draws of two views, odd so that all differ; another one than that of repetitions.
+_VIEW = 0xD1B54A32D192ED03
 
 # Most bytes of a raw value by format; 4 for formats not listed, TIFF and PNM.
 _RAW_BYTES = {"jpeg": 1, "webp": 1, "bmp": 1, "gif": 1, "png": 2}
@@ -74,8 +88,12 @@ class DecodeSpec:
         Share of a batch for the hardware JPEG engines of a GPU; None for DALI's default.
     augment : RandomResizedCrop or None
         Random region of each image to decode, resized to ``size`` by ``stretch``.
+    pixel_augments : tuple of augmentations
+        Augmentations of the decoded and resized pixels, in order.
     draw : int
         `Origin.draw` of all images that have none of their own.
+    view : int
+        Number of this image among those of a sample that are to differ: each draws for itself.
     token : str
         Dask token of all options.
     transform_code : str
@@ -96,6 +114,8 @@ class DecodeSpec:
     draw: int = 0
     interpolation: Interpolation = "bilinear"
     crop_from: int | None = None
+    pixel_augments: tuple[PixelAugment, ...] = ()
+    view: int = 0
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
@@ -115,8 +135,12 @@ class DecodeSpec:
             options.append(self.hw_load)
         if self.augment is not None:
             options.append(self.augment)
+        if self.pixel_augments:
+            options.append(self.pixel_augments)
         if self.draw:
             options.append(("draw", self.draw))
+        if self.view:
+            options.append(("view", self.view))
         transform: str | None = None
         code = ""
         if self.transform is not None:
@@ -152,7 +176,28 @@ class DecodeSpec:
     @property
     def is_random(self) -> bool:
         """True if pixels may depend on `Origin.draw`; what a transform does is not known."""
-        return self.transform is not None or self.augment is not None
+        return self.transform is not None or self.is_augmented
+
+    @property
+    def is_augmented(self) -> bool:
+        """True if ``augment=`` was given."""
+        return self.augment is not None or bool(self.pixel_augments)
+
+    @property
+    def flips(self) -> bool:
+        """True if images are mirrored after their resize."""
+        return any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
+
+    @property
+    def moves(self) -> PixelAugment | None:
+        """The first augmentation that turns, shears or shifts pixels; None without."""
+        moving = (one for one in self.pixel_augments if isinstance(one, (RandAugment, AutoAugment)))
+        return next(moving, None)
+
+    @property
+    def can_share(self) -> bool:
+        """True if the result can be cut from the whole image, as from the decode of its region."""
+        return self.augment is not None and self.resized_here and not self.scaled
 
     @property
     def shape(self) -> ImageShape:
@@ -182,6 +227,36 @@ class DecodeSpec:
         """Geometry of the resize of an image, or a region, of this height and width."""
         assert self.size is not None
         return resize_geometry(height, width, self.size, self.resize, self.crop_from)
+
+    def drawn(self, origin: Origin) -> Origin:
+        """The origin of an image with the draw that these options give it."""
+        draw = origin.draw or self.draw
+        return origin._replace(draw=(draw + self.view * _VIEW) % 2**64)
+
+    def region(self, header: Header, origin: Callable[[], Origin]) -> Region | None:
+        """Region of an image that is decoded; None if its header has an error.
+
+        ``origin`` is called if the region is random.
+        """
+        if header.error is not None or not header.height or not header.width:
+            return None
+        if self.augment is None:
+            return Region(0, 0, header.height, header.width)
+        return draw_region(self.augment, header.height, header.width, self.drawn(origin()))
+
+    def placement(self, header: Header, origin: Callable[[], Origin]) -> Placement | None:
+        """Place of an image's pixels in its decoded image; None if its header has an error."""
+        region = self.region(header, origin)
+        if region is None:
+            return None
+        shape = region.height, region.width
+        whole = ResizeGeometry(shape, shape, (0, 0))
+        geometry = whole if self.size is None else self.geometry(*shape)
+        if self.flips:
+            drawn = draw_steps(self.pixel_augments, *geometry.shape, self.drawn(origin()))
+            flips = sum(step.operation == "Flip" for steps in drawn for step in steps)
+            region = region._replace(mirrored=region.mirrored != bool(flips % 2))
+        return Placement((header.height or 0, header.width or 0), region, geometry)
 
     def read_header(self, data: LazyBytes) -> Header:
         """Read an image's header, with an error if these options refuse the image."""
@@ -269,15 +344,15 @@ def make_decode_spec(
             "scaled_decode=True needs size= with resize='stretch', 'crop' or 'pad': the shape of "
             "its images must not depend on the scale at which they were decoded"
         )
-    crop = parse_augment(augment)
+    crop, pixel_augments = parse_augment(augment)
     if crop is not None and size is None:
         raise ArgumentError(
-            "augment= resizes a region of each image: pass size= too. In image=, a column that "
-            "stays as it is takes ImageColumn(..., size=None, augment=None)"
+            "augment= with a crop resizes a region of each image: pass size= too. In image=, a "
+            "column that stays as it is takes ImageColumn(..., size=None, augment=None)"
         )
     if crop is not None and resize != "stretch":
         raise ArgumentError(
-            f"resize={resize!r}: augment= stretches a region of each image to size=, so leave "
+            f"resize={resize!r}: a random crop stretches a region of each image to size=, so leave "
             "resize= out"
         )
     if mode == "raw" and ((size is not None and crop is None) or transform is not None):
@@ -286,6 +361,14 @@ def make_decode_spec(
             "as they are stored. Resize them in a function of map_batches. In image= pass "
             "ImageColumn(..., mode='raw', size=None, transform=None)"
         )
+    for one in pixel_augments:
+        flips = isinstance(one, RandomHorizontalFlip)
+        moves = isinstance(one, (RandAugment, AutoAugment))
+        if (mode == "RGBA" and not flips) or (mode == "raw" and moves):
+            raise ArgumentError(
+                f"mode={mode!r} takes no {type(one).__name__} of augment=, which is for images of "
+                "'RGB', 'L' and 'labels'. In image= pass ImageColumn(..., augment=...) of its own"
+            )
     if mode in ("RGBA", "labels", "raw") and scaled_decode:
         raise ArgumentError(f"mode={mode!r}: scaled_decode= is for images of 'RGB' and 'L'")
     limit = sys.maxsize
@@ -306,6 +389,7 @@ def make_decode_spec(
         augment=crop,
         interpolation=cast(Interpolation, interpolation),
         crop_from=_crop_from(crop_from, target, resize),
+        pixel_augments=pixel_augments,
     )
 
 

@@ -9,11 +9,12 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from dask_image_ingest.decode.augment_pixels import PixelAugments
 from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
@@ -29,7 +30,7 @@ from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
 from dask_image_ingest.decode.pillow import decode_region
-from dask_image_ingest.decode.random_crop import Region, draw_region
+from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
 
@@ -50,8 +51,10 @@ class DecoderSet:
         there may be two, one of which is prepared or copied while DALI decodes the other.
     encoded, suspect, pixels : DaliDecoder
         Decoders by ``source``.
+    augments : PixelAugments or None
+        Augmentations of pixels, to apply to their output.
     transform : Transform or None
-        The user's transform, to apply to their output.
+        The user's transform, to apply to that.
     """
 
     def __init__(self, decoding: DecodeSpec) -> None:
@@ -59,6 +62,7 @@ class DecoderSet:
         self.encoded = DaliDecoder(decoding, "encoded")
         self.suspect = DaliDecoder(decoding, "suspect")
         self.pixels = DaliDecoder(decoding, "pixels")
+        self.augments = PixelAugments(decoding) if decoding.pixel_augments else None
         self.transform = None if decoding.transform is None else Transform(decoding)
 
     def expect(self, images: int) -> None:
@@ -88,6 +92,8 @@ def decoders_for(decoding: DecodeSpec, batch: int = BATCH_SIZE) -> DecoderSet:
 
     Those of a GPU serve batches of one order of magnitude: see `first_batch`.
     """
+    if decoding.draw or decoding.view:  # which change regions and inputs, and no pipeline
+        decoding = replace(decoding, draw=0, view=0)
     on_gpu = decoding.device == "gpu"
     magnitude = round(math.log2(batch)) if on_gpu else 0
     return _decoders(decoding, os.getpid(), current_device() if on_gpu else None, magnitude)
@@ -299,13 +305,9 @@ class BatchPlanner:
 
     def _region(self, row: int, header: Header) -> Region | None:
         """The region of a row to decode; None for all of it."""
-        if header.error is not None or not header.height or not header.width:
+        if self.decoding.augment is None and not self.decoding.takes_regions:
             return None
-        crop = self.decoding.augment
-        if crop is None:
-            takes_regions = self.decoding.takes_regions
-            return Region(0, 0, header.height, header.width) if takes_regions else None
-        return draw_region(crop, header.height, header.width, self.images.origin(row))
+        return self.decoding.region(header, functools.partial(self.images.origin, row))
 
     def _nbytes(self, header: Header, region: Region | None) -> int:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""

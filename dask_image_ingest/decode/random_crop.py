@@ -14,7 +14,7 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, Literal, NamedTuple, TypeAlias
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -75,29 +75,6 @@ class RandomResizedCrop:
         object.__setattr__(self, "flip", float(self.flip))
 
 
-#: The argument ``augment=`` of a read.
-Augment: TypeAlias = Literal["random_resized_crop"] | RandomResizedCrop
-
-_NAME: Final = "random_resized_crop"
-
-
-def parse_augment(augment: object) -> RandomResizedCrop | None:
-    """Validate the argument ``augment=``.
-
-    Raises
-    ------
-    ArgumentError
-    """
-    if augment is None or isinstance(augment, RandomResizedCrop):
-        return augment
-    if isinstance(augment, str) and augment == _NAME:
-        return RandomResizedCrop()
-    raise ArgumentError(
-        f"augment={shown(augment)}: pass {_NAME!r}, or a RandomResizedCrop with numbers of your "
-        "own. Other augmentations are functions of DALI operators: transform="
-    )
-
-
 class Region(NamedTuple):
     """Part of an upright image, in pixels."""
 
@@ -122,7 +99,7 @@ _TRIES: Final = 10
 
 def draw_region(crop: RandomResizedCrop, height: int, width: int, origin: Origin) -> Region:
     """Region of an image of this upright height and width: a function of these and its origin."""
-    numbers = _uniform(origin)
+    numbers = uniform_numbers(origin)
     mirrored = next(numbers) < crop.flip
     proportion = width / height
     (least, most), (narrow, wide) = crop.scale, map(math.log, crop.ratio)
@@ -147,11 +124,12 @@ def _pixels(share: float, edge: int) -> int:
     return max(1, round(share * edge))
 
 
-def _uniform(origin: Origin) -> Iterator[float]:
-    """Random numbers from 0 to 1, 1 excluded, of 53 bits."""
+def uniform_numbers(origin: Origin, purpose: str = "crop") -> Iterator[float]:
+    """Random numbers from 0 to 1, 1 excluded, of 53 bits; ``purpose`` has at most 16 letters."""
     key = struct.pack("<8sQQ", _digest(origin.shard), origin.number % 2**64, origin.draw)
+    person = purpose.encode()
     for block in range(2**16):
-        digest = hashlib.blake2b(key, salt=block.to_bytes(2, "little"), person=b"crop").digest()
+        digest = hashlib.blake2b(key, salt=block.to_bytes(2, "little"), person=person).digest()
         for value in struct.unpack("<8Q", digest):
             yield (value >> 11) * 2.0**-53
 

@@ -154,7 +154,7 @@ def _changed_by(decode: Decode, decoding: DecodeSpec) -> str | None:
     options = [
         *["size="] * (decoding.size is not None),
         *["mode="] * (decoding.mode == "L"),
-        *["augment="] * (decoding.augment is not None),
+        *["augment="] * decoding.is_augmented,
         *["transform="] * (decoding.transform is not None),
     ]
     return f"{operation_name(decode)} with {', '.join(options)}" if options else None
@@ -227,6 +227,9 @@ def with_stored(frame: AnyFrame, columns: Sequence[Hashable], with_errors: bool)
     else:
         rows = rows.rename(columns=names)
         images = {name: image for name, image in images.items() if name not in names}
-    # Decoded without pixels where only the errors are needed.
-    decoded = tuple(replace(image, pixels=name not in names) for name, image in images.items())
+    # Decoded without pixels where only the errors are needed; boxes are those of the stored image.
+    decoded = tuple(
+        replace(image, pixels=False, region=None, annotations=None) if name in names else image
+        for name, image in images.items()
+    )
     return new_collection(Decode(rows.expr, decoded)) if decoded else rows

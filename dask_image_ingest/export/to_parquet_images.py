@@ -28,6 +28,7 @@ from dask_image_ingest.dataset.references import (
     references_of,
     references_of_locations,
 )
+from dask_image_ingest.dataset.schema import region_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import as_query, source_options_of
 from dask_image_ingest.export.stored_images import not_referenced, stored_files
@@ -139,9 +140,10 @@ def to_parquet_images(
     meta = frame if lazy is None else lazy._meta
     features = {} if lazy is None else _class_labels(lazy)
     pixels = image_columns(frame)
+    made = {"error", *map(region_field, pixels)}  # by decodes, which files lack
     decoded: list[Any] = []
     if lazy is not None and pixels:
-        columns = [name for name in lazy.columns if name != "error"]
+        columns = [name for name in lazy.columns if name not in made]
         undecoded = references_of_images(lazy, columns, None)
         if undecoded is not None:
             frame = undecoded[0][columns]
@@ -150,7 +152,7 @@ def to_parquet_images(
         # A sole image column is found by its location columns.
         if decoded and (undecoded is not None or decoded != ["image"]):
             raise not_referenced(lazy, decoded[0])
-    left_out = [name for name in meta.columns if name == "error" or name in image_columns(meta)]
+    left_out = [name for name in meta.columns if name in {*made, *image_columns(meta)}]
     frame, meta = without(frame, left_out), without(meta, left_out)
     images = reference_columns(meta)
     if not images and not {*LOCATION_COLUMNS} <= {*meta.columns}:

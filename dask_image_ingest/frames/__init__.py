@@ -9,6 +9,7 @@ from dask_image_ingest.frames.arrow_types import (
     as_lists,
     bytes_of,
     has_type,
+    is_any_list,
     is_byte_list,
     is_bytes,
     is_list,
@@ -33,12 +34,13 @@ from dask_image_ingest.frames.choose import (
     backend_of,
     choose_backend,
     get_backend,
+    image_column,
     image_columns,
     reference_columns,
     without,
 )
 from dask_image_ingest.frames.image_dtype import IMAGE, DecodedImage, as_uint8
-from dask_image_ingest.frames.nested_dtype import as_tensors, tensor_array
+from dask_image_ingest.frames.nested_dtype import as_tensors, one_chunk, tensor_array
 from dask_image_ingest.frames.pandas_backend import (
     encoded_memory,
     index_columns,
@@ -80,8 +82,10 @@ __all__ = [
     "get_backend",
     "gpus",
     "has_type",
+    "image_column",
     "image_columns",
     "index_columns",
+    "is_any_list",
     "is_byte_list",
     "is_bytes",
     "is_list",
@@ -91,6 +95,7 @@ __all__ = [
     "list_sizes",
     "map_block",
     "nesting",
+    "one_chunk",
     "pandas_type",
     "parse_type",
     "pixel_memory",

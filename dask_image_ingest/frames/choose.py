@@ -14,7 +14,7 @@ from dask_image_ingest.dask_internals import (
     FrameBase,
     dataframe_creation_dispatch,
 )
-from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames.backend import Backend, BackendName, gpus
 from dask_image_ingest.typedefs import AnyFrame, AnySeries
 
@@ -71,6 +71,29 @@ def reference_columns(frame: AnyFrame) -> list[Any]:
     """Names of the columns of image references."""
     backend = backend_of(frame)
     return [name for name, dtype in frame.dtypes.items() if backend.is_references(dtype)]
+
+
+def image_column(frame: AnyFrame) -> str:
+    """The name of a frame's image column; of several, the one called ``image``."""
+    names = image_columns(frame)
+    if names.count("image") == 1:
+        return "image"
+    if len(names) != 1:
+        if names:
+            problem, advice = (
+                f"has the image columns {', '.join(map(repr, names))}",
+                f"choose one, .images[{names[0]!r}]",
+            )
+        elif references := reference_columns(frame):
+            listed = ", ".join(map(repr, references))
+            problem, advice = (
+                f"has references, not decoded, in {listed}",
+                "decode_images decodes them",
+            )
+        else:
+            problem, advice = "has no column of images", "dask_image_ingest.decode_images adds one"
+        raise ArgumentError(f"the frame {problem}, and .images is of one: {advice}")
+    return names[0]
 
 
 def without(frame: AnyFrame, columns: Collection[Hashable]) -> AnyFrame:

@@ -85,6 +85,13 @@ class SharedBlock(mmap.mmap):
             return False
         return True
 
+    def lend(self) -> int:
+        """A descriptor to send, and to close: `claim` fails while it is open or mapped anywhere."""
+        # Opened again: the lock belongs to this opening and its copies, the last of which ends it.
+        file = os.open(f"/proc/self/fd/{self.file}", os.O_RDWR | os.O_CLOEXEC)
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        return file
+
 
 def map_block(process: int, file: int, nbytes: int, seal: bytes) -> np.ndarray:
     """Map the first bytes of another process's block: read-only, until the last view is gone.

@@ -5,22 +5,19 @@ a time, in an order that depends on the rows, the seed and the epoch, divided am
 with a position to resume from.
 """
 
-from dask_image_ingest.loader.batch_format import FORMATS, Format, as_pandas
-from dask_image_ingest.loader.iter_batches import Batches, Schedule
+from dask_image_ingest.loader.batch_format import FORMATS, Format
+from dask_image_ingest.loader.iter_batches import Batches, Schedule, make_batches
 from dask_image_ingest.loader.mix_batches import mix_batches
 from dask_image_ingest.loader.position import Position, parse_shard
 from dask_image_ingest.loader.sampling import parse_buckets, parse_sampling
-from dask_image_ingest.loader.source import FrameSource, lazy_source
 
 __all__ = [
     "FORMATS",
     "Batches",
     "Format",
-    "FrameSource",
     "Position",
     "Schedule",
-    "as_pandas",
-    "lazy_source",
+    "make_batches",
     "mix_batches",
     "parse_buckets",
     "parse_sampling",

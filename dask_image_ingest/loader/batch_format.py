@@ -5,16 +5,17 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
-from dask_image_ingest.frames import Backend, NullsError, image_columns, stack_views
+from dask_image_ingest.frames import Backend, NullsError, image_columns, nesting, stack_views
 from dask_image_ingest.typedefs import Array, DataFrame, Dtype, PerChannel, Series
 
 Format = Literal["numpy", "cupy", "torch"]
@@ -200,6 +201,24 @@ class BatchRows:
             for name in parts[0].images
         }
         return cls(sum(map(len, parts)), images, columns)
+
+    def stacked(self, shapes: dict[str, Any], meta: DataFrame, backend: Backend) -> BatchRows:
+        """The rows with one array of each column whose arrays have one shape, also without rows.
+
+        ``shapes`` are those of columns; ``meta`` is an empty frame of the declared dtypes.
+        """
+        columns = dict(self.columns)
+        for name, shape in shapes.items():
+            arrays = columns.get(name)
+            if not isinstance(arrays, list) or not isinstance(shape, tuple):
+                continue
+            if arrays:
+                columns[name] = backend.numpy.stack(arrays)
+            else:
+                type_ = getattr(meta[name].dtype, "pyarrow_dtype", pa.float64())
+                dtype = nesting(type_)[1].to_pandas_dtype()
+                columns[name] = backend.numpy.empty((0, *shape), dtype)
+        return replace(self, columns=columns)
 
 
 def rows_of(

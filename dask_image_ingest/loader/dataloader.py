@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import fcntl
+import functools
 import itertools
 import json
+import logging
 import multiprocessing
 import os
 import sys
@@ -40,7 +42,9 @@ except ImportError as error:
     ) from error
 
 from dask_image_ingest.loader.source import Facts
-from dask_image_ingest.loader.torch_worker import sendable, set_up_worker
+from dask_image_ingest.loader.torch_worker import import_for_workers, sendable, set_up_worker
+
+logger = logging.getLogger("dask_image_ingest")
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -87,6 +91,9 @@ class TorchDataset(IterableDataset):
         # Building an iterator checks the arguments here, rather than in a worker.
         first = self._batches_of(self._loops.next)
         self._is_on_gpu = first.is_on_gpu
+        # Whether images are decoded where this is iterated.
+        self.decodes = first.decodes
+        self.only_decodes = first.only_decodes
         # Whether to warn of a loop that is the same as the one before it.
         self._warns = first.differs_by_epoch
 
@@ -344,9 +351,23 @@ def make_dataloader(
     loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
     if loader.num_workers:
         loader.dataset.refuse_workers()
+        if loader.dataset.decodes:
+            import_for_workers(loader)
+        if loader.dataset.only_decodes:
+            _tell_of_threads()
     else:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader
+
+
+@functools.cache
+def _tell_of_threads() -> None:
+    """Say, once in a process, that threads do with less what workers without Python do."""
+    logger.warning(
+        "dataloader: num_workers=0 decodes on threads, ahead of the training, for less of the "
+        "cores and of the memory than workers; take workers if a function in Python, such as "
+        "collate_fn, has to run beside the training"
+    )
 
 
 # Loops that are remembered: more than are under way at once.

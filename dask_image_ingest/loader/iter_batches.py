@@ -9,6 +9,7 @@ after the other, and nothing is counted before.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -16,13 +17,13 @@ import math
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
 
-from dask_image_ingest.arguments import check_flag, whole_number
+from dask_image_ingest.arguments import check_choice, check_flag, whole_number
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of
 from dask_image_ingest.loader.batch_format import (
@@ -36,25 +37,27 @@ from dask_image_ingest.loader.batch_format import (
 )
 from dask_image_ingest.loader.order import (
     CHUNK,
+    FOREVER,
     PLACES,
     BucketedEpoch,
     Epoch,
+    Mix,
     Rows,
     Stream,
     draws_of,
-    mixed_epoch,
 )
 from dask_image_ingest.loader.position import Position, Share, parse_start
 from dask_image_ingest.loader.reader import Reader
-from dask_image_ingest.loader.sampling import Sampling, bucket_of_rows
+from dask_image_ingest.loader.sampling import Buckets, Sampling
 from dask_image_ingest.loader.source import (
     Facts,
     FrameSource,
     ReferenceSource,
     check_count,
     once,
+    source_of,
 )
-from dask_image_ingest.typedefs import PerChannel
+from dask_image_ingest.typedefs import AnyFrame, PerChannel
 
 # Rows that are decoded together, and the bytes of their pixels, if a step has not more. The workers
 # of a DataLoader, of which each has its own, take half as many. A GPU takes several batches, so
@@ -69,9 +72,6 @@ _AHEAD = 4
 # Pixels of the partitions that a shuffle holds, if it can't decode the rows of a step alone.
 _HELD_BYTES = 1 << 30
 _LEAST_HELD = 2
-
-# Rows of an epoch that never ends.
-_FOREVER = 2**62
 
 Item = TypeVar("Item")
 
@@ -92,12 +92,12 @@ class Schedule:
         Whether the epoch never ends.
     sampling : Sampling or None
         Rows that are drawn by a column.
-    buckets : int64 array, shape (buckets, 2), or None
-        Heights and widths.
+    buckets : Buckets or None
+        Rows that come together.
     frame_weights : float64 array, shape (frames,), or None
-        Probability that a row comes from each of several frames.
-    longest : bool
-        Whether frames with rows left go on without others.
+        Relative probability that a row comes from each of several frames; None for all rows once.
+    stop : str
+        Where an epoch by ``frame_weights`` ends: with the "first" frame that ends, or "all".
     """
 
     shuffle: int | None = None
@@ -105,9 +105,9 @@ class Schedule:
     steps: int | None = None
     repeat: bool = False
     sampling: Sampling | None = None
-    buckets: np.ndarray | None = None
+    buckets: Buckets | None = None
     frame_weights: np.ndarray | None = None
-    longest: bool = False
+    stop: Literal["first", "all"] = "first"
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -122,7 +122,12 @@ class Schedule:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
-        check_flag("longest", self.longest)
+        check_choice("stop", self.stop, ("first", "all"))
+        if self.stop != "first" and (self.repeat or self.frame_weights is None or self.steps):
+            raise ArgumentError(
+                "stop= tells where an epoch by weights= ends: without weights= each row comes "
+                "once, and repeat= and steps= decide by themselves"
+            )
         if self.repeat and self.steps is not None:
             raise ArgumentError(
                 "repeat=True never ends, and steps= ends an epoch: pass one of them"
@@ -132,9 +137,36 @@ class Schedule:
 
     @property
     def is_plain(self) -> bool:
-        """True if the epoch is the rows of one frame, in order."""
-        options = (self.shuffle, self.steps, self.sampling, self.buckets, self.frame_weights)
+        """True if the epoch of a single frame is its rows, in order."""
+        options = (self.shuffle, self.steps, self.sampling, self.buckets)
         return not self.repeat and all(option is None for option in options)
+
+
+def make_batches(
+    frames: Sequence[AnyFrame],
+    columns: Sequence[str] | None,
+    schedule: Schedule,
+    *,
+    image: str | None = None,
+    epoch: int | None,
+    **options: Any,
+) -> Batches:
+    """Make the batches of an epoch of one or several frames.
+
+    ``image`` is the name of the image column, None for the default; ``options`` are further
+    arguments of `Batches`.
+    """
+    sources = [source_of(frame, columns, image) for frame in frames]
+    first, *others = [(list(source.meta.columns), source.image) for source in sources]
+    for other in others:
+        if {*other[0]} != {*first[0]} or other[1] != first[1]:
+            ours, theirs = (", ".join(map(repr, names)) for names, _ in (first, other))
+            raise ArgumentError(
+                f"mix_batches: the batches of one frame have {ours}, those of another {theirs}: "
+                "pass columns= that all have, and rename the column of images if it has another "
+                "name"
+            )
+    return Batches(sources, schedule=dataclasses.replace(schedule, epoch=epoch), **options)
 
 
 class Batches:
@@ -169,9 +201,9 @@ class Batches:
         self._backend = backend_of(first.meta)
         # Rows of several frames have one dtype.
         metas = [source.meta for source in sources]
-        meta = concat(metas) if len(metas) > 1 else metas[0]
+        self._meta = concat(metas) if len(metas) > 1 else metas[0]
         self._rows_of = functools.partial(
-            rows_of, image=self._image, backend=self._backend, meta=meta
+            rows_of, image=self._image, backend=self._backend, meta=self._meta
         )
         self._size = whole_number("batch_size", batch_size, 1, "pass a positive number of images")
         check_flag("drop_last", drop_last)
@@ -195,7 +227,7 @@ class Batches:
         default = 0 if begin is None else begin.epoch
         self._epoch = default if schedule.epoch is None else schedule.epoch
         # True if partitions can be read one after the other.
-        self._is_sequential = schedule.is_plain and share == Share()
+        self._is_sequential = schedule.is_plain and len(sources) == 1 and share == Share()
         if begin is not None:
             Position(self._epoch, 0, schedule.shuffle).check(begin)
             if not self._is_sequential:
@@ -263,6 +295,16 @@ class Batches:
         return self._backend.device == "gpu"
 
     @property
+    def decodes(self) -> bool:
+        """True if images are decoded by the process that iterates, or by its cluster."""
+        return any(source.decodes for source in self._sources)
+
+    @property
+    def only_decodes(self) -> bool:
+        """True if no function of the user runs for a batch, as far as that is known."""
+        return self._collate is None and all(source.only_decodes for source in self._sources)
+
+    @property
     def differs_by_epoch(self) -> bool:
         """True if another epoch has another order or other random crops."""
         shuffled = self._schedule.shuffle is not None
@@ -313,34 +355,58 @@ class Batches:
     @functools.cached_property
     def _plan(self) -> Epoch:
         schedule, size = self._schedule, self._size * self._share.world
-        length = None if schedule.steps is None else schedule.steps * size
+        stream = self._order
+        if schedule.repeat:
+            return Epoch(stream, 0, size, FOREVER if stream.length else 0)
+        length = stream.length
+        if schedule.steps is not None and length:
+            length = schedule.steps * size
+        begin = self._epoch * length
+        if schedule.buckets is None:
+            return Epoch(stream, begin, size, length)
+        numbers = range(len(self._sources))
+        columns = [
+            pd.concat([self._column(name, number) for number in numbers], ignore_index=True)
+            for name in schedule.buckets.columns
+        ]
+        return BucketedEpoch(stream, begin, size, length, *schedule.buckets.of_rows(columns))
+
+    @functools.cached_property
+    def _order(self) -> Stream | Mix:
+        """The rows of all epochs."""
+        schedule, is_mix = self._schedule, len(self._sources) > 1
+        # A pass draws as many rows as an epoch has; of several frames, as many as each has.
+        length = None
+        if schedule.steps is not None and not is_mix:
+            length = schedule.steps * self._size * self._share.world
         streams = []
         for number, counts in enumerate(self._counts):
             weights = None
             if schedule.sampling is not None:
-                weights = schedule.sampling.weights(self._column(schedule.sampling.column), length)
+                values = self._column(schedule.sampling.column, number)
+                weights = schedule.sampling.weights(values, length)
             places = PLACES if schedule.shuffle is None else self._places(number)
-            streams.append(Stream(counts, schedule.shuffle, places, weights, number))
-        if schedule.frame_weights is not None:
-            seed = schedule.shuffle or 0
-            return mixed_epoch(
-                streams, size, schedule.frame_weights, seed, self._epoch, schedule.longest
-            )
-        (stream,) = streams
-        if schedule.repeat:
-            return Epoch(streams, [0], size, _FOREVER if stream.length else 0)
-        if length is None or not stream.length:
-            length = stream.length
-        begin = self._epoch * length
-        if schedule.buckets is not None:
-            buckets = bucket_of_rows(self._column, schedule.buckets)
-            return BucketedEpoch(stream, begin, size, length, buckets, schedule.buckets)
-        return Epoch(streams, [begin], size, length)
+            first = int(self._firsts[number])
+            streams.append(Stream(counts, schedule.shuffle, places, weights, number, first))
+        if not is_mix:
+            return streams[0]
+        stop = None if schedule.repeat or schedule.steps is not None else schedule.stop
+        return Mix(streams, schedule.frame_weights, stop, schedule.shuffle or 0)
 
-    def _column(self, name: str) -> pd.Series:
-        """A column of all rows of the only frame."""
-        (source,) = self._sources
-        return once(self._facts, ("column", name), functools.partial(source.column, name))
+    @functools.cached_property
+    def _firsts(self) -> np.ndarray:
+        """The number of each frame's first row; rows are counted over all frames."""
+        return np.cumsum([0, *(counts.sum() for counts in self._counts[:-1])])
+
+    def _by_frame(self, numbers: np.ndarray) -> list[np.ndarray]:
+        """Positions of the rows of each frame."""
+        frame = np.searchsorted(self._firsts, numbers, "right") - 1
+        return [np.flatnonzero(frame == number) for number in range(len(self._firsts))]
+
+    def _column(self, name: str, number: int) -> pd.Series:
+        """A column of all rows of a frame."""
+        source = self._sources[number]
+        return once(self._facts, ("column", (number, name)), lambda: source.column(name))
 
     def _places(self, number: int) -> int:
         """Number of places from which a shuffle reads: fewer if each holds a decoded partition."""
@@ -401,14 +467,18 @@ class Batches:
     def _batches(self) -> Generator[Any, None, None]:
         return self._in_order() if self._is_sequential else self._planned()
 
-    def _batch(self, parts: Sequence[BatchRows], size: tuple[int, int] | None = None) -> Any:
-        """The batch of some rows, whose images have this height and width if it is known."""
+    def _batch(self, parts: Sequence[BatchRows], bucket: tuple[Any, ...] | None = None) -> Any:
+        """The batch of some rows, which may be of a bucket."""
         rows = BatchRows.of(parts, self._backend)
         if self._collate is not None and not len(rows):
             return None
-        shape = self._shape
-        if size is not None:
-            shape = (*size, None if shape is None else shape[2])
+        shape, buckets = self._shape, self._schedule.buckets
+        if buckets is not None and bucket is not None:
+            if buckets.sizes is None:
+                shapes = dict(zip(buckets.columns, bucket, strict=True))
+                rows = rows.stacked(shapes, self._meta, self._backend)
+            else:
+                shape = (*bucket, None if shape is None else shape[2])
         batch = batch_of(
             rows,
             self._image,
@@ -483,8 +553,10 @@ class Batches:
             return
         with contextlib.ExitStack() as stack:
             readers = [
-                Reader(stack.enter_context(source), counts, self._rows_of)
-                for source, counts in zip(self._sources_to_read, self._counts, strict=True)
+                Reader(stack.enter_context(source), counts, self._rows_of, first)
+                for source, counts, first in zip(
+                    self._sources_to_read, self._counts, self._firsts.tolist(), strict=True
+                )
             ]
             depth = self._prefetch
             if depth is None:
@@ -506,7 +578,7 @@ class Batches:
                                 _rows_between(*part, begin, end)
                                 for part, begin, end in zip(parts, begins, ends, strict=True)
                             ],
-                            step.shape,
+                            step.bucket,
                         )
                         begins = ends
                         # Before the batch is used: the next ones are decoded meanwhile. If that
@@ -527,15 +599,16 @@ class Batches:
             following = 0 if most is None else min(2 * count, most)
             next_row = steps[-1].next_row
             in_use = None if self._is_end(next_row) else self._plan.in_use_at(next_row)
+            positions = [] if in_use is None else self._by_frame(in_use)
             results = []
             for frame, reader in enumerate(readers):
-                held = None if in_use is None else in_use[frame]
+                held = None if in_use is None else in_use[positions[frame]]
                 if reader.fetches_ahead:
                     soon = _rows_of_frame([*steps, *coming.look(following)], frame).numbers
                     far = coming.look(min(self._horizon + len(steps) + following, _AHEAD * done))
                     reader.expect(soon, _rows_of_frame(far, frame).numbers)
                     held = None if held is None else np.concatenate([held, soon])
-                results.append(reader.start(_rows_of_frame(steps, frame), steps[0].shape))
+                results.append(reader.start(_rows_of_frame(steps, frame), steps[0].size))
                 reader.keep(held)
             yield steps, results
             done += len(steps)
@@ -550,11 +623,14 @@ class Batches:
 
     def _steps(self) -> Iterator[_Step]:
         """The next steps of this process."""
-        row = self._next_row
+        row, buckets = self._next_row, self._schedule.buckets
+        has_sizes = buckets is not None and buckets.sizes is not None
         while not self._is_end(row):
-            rows, shape = self._share.of(self._plan.step(row)), self._plan.shape(row)
+            rows, bucket = self._plan.step(row), self._plan.bucket(row)
+            by_frame = [rows.take(positions) for positions in self._by_frame(rows.numbers)]
             row = self._plan.after(row, self._share.workers)
-            yield _Step(rows, shape, row)
+            size = bucket if has_sizes else None
+            yield _Step(self._share.of(by_frame), size, bucket, row)
 
     def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
@@ -577,7 +653,8 @@ class _Step(NamedTuple):
     """The part of a step that this process reads."""
 
     rows: list[Rows]  # of each frame
-    shape: tuple[int, int] | None  # height and width of its images; None for those of the read
+    size: tuple[Any, ...] | None  # height and width of its images; None for those of the read
+    bucket: tuple[Any, ...] | None  # what its rows have in common; None without buckets
     next_row: int  # of the epoch, before the following step of this process
 
 
@@ -594,9 +671,9 @@ class _Coming:
         return list(itertools.islice(self._seen, count))
 
     def take(self, count: int) -> list[_Step]:
-        """Take the next steps, at most ``count``, as long as their images have one shape."""
+        """Take the next steps, at most ``count``, as long as their images have one size."""
         steps = self.look(count)
-        taken = list(itertools.takewhile(lambda step: step.shape == steps[0].shape, steps))
+        taken = list(itertools.takewhile(lambda step: step.size == steps[0].size, steps))
         for _ in taken:
             self._seen.popleft()
         return taken

@@ -1,32 +1,36 @@
-"""``mix_batches``: batches with rows of several frames, sampled by weights."""
+"""``mix_batches``: batches with rows of several frames, by weights."""
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.arguments import shown
+from dask_image_ingest.arguments import check_frame, shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.loader.batch_format import Format
-from dask_image_ingest.loader.iter_batches import Batches, Schedule
+from dask_image_ingest.loader.iter_batches import Batches, Schedule, make_batches
 from dask_image_ingest.loader.position import parse_shard
-from dask_image_ingest.typedefs import PerChannel
+from dask_image_ingest.loader.sampling import parse_buckets, parse_sampling
+from dask_image_ingest.typedefs import AnyFrame, PerChannel
 
 
 def mix_batches(
-    frames: Sequence[Any],
+    frames: Sequence[AnyFrame],
     batch_size: int,
     weights: Sequence[float] | None = None,
     *,
-    longest: bool = False,
+    stop: Literal["first", "all"] = "first",
     format: Format = "numpy",
     columns: Sequence[str] | None = None,
     shuffle: int | None = None,
     epoch: int | None = None,
+    steps: int | None = None,
+    repeat: bool = False,
+    balance: str | None = None,
+    buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
     drop_last: bool = False,
     prefetch: int | None = None,
     start: int | Sequence[Any] = 0,
@@ -35,24 +39,32 @@ def mix_batches(
     channels_first: bool | None = None,
     collate_fn: Callable[[list[dict[str, Any]]], Any] | None = None,
 ) -> Batches:
-    """Stream batches of rows from several frames, sampled by weights.
+    """Stream batches of rows from several frames.
 
     Parameters
     ----------
     frames
-        Dask, pandas or cuDF dataframes with images, all with the ``columns`` of the batches.
+        Dask, pandas or cuDF dataframes, all with the ``columns`` of the batches.
     batch_size
         Images in a batch.
     weights
-        Relative probability that a row comes from each frame: numbers above 0, which need not add
-        up to 1. By default all are equal.
-    longest
-        Whether to continue with the other frames when one has no rows left, until each row of all
-        frames has come once. By default the stream ends with the first frame that ends.
+        Relative share of each frame: numbers above 0, which need not add up to 1. By default an
+        epoch has each row of all frames once, so that frames have the shares of their lengths.
+    stop
+        Where an epoch by ``weights`` ends: ``"first"`` with the first frame that has no rows left,
+        so that no row comes twice; ``"all"`` when each row has come, while frames that end before
+        begin again.
     format, columns
         As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
     shuffle, epoch
-        As there. They also determine how many rows of a batch come from each frame.
+        As there. They also decide the order in which the frames take turns.
+    steps, repeat
+        As there: an epoch of so many batches, or one that never ends. A frame that ends begins
+        again, in another order, and the next epoch goes on with the rows that follow.
+    balance
+        As there, for the rows of each frame: shares of the frames stay.
+    buckets
+        As there: a batch has rows of all frames, and of one bucket.
     drop_last, prefetch, start, shard, normalize, channels_first, collate_fn
         As there.
 
@@ -68,13 +80,13 @@ def mix_batches(
     Raises
     ------
     ArgumentError
-        For an empty list of frames, invalid weights, and frames whose batches have different
-        columns.
+        For an empty list of frames, invalid weights, ``stop`` without ``weights``, and frames whose
+        batches have different columns.
 
     Notes
     -----
-    The numbers of rows in a batch are drawn from a multinomial distribution, as if the frame of
-    each row was drawn independently. Each frame keeps its own partitions in memory.
+    Each 1,024 rows have the shares of the frames, in random order. Each frame keeps its own
+    partitions in memory.
 
     Examples
     --------
@@ -83,14 +95,26 @@ def mix_batches(
     >>> batch["image"].shape, batch["cls"].shape
     ((8, 224, 224, 3), (8,))
     """
+    frames = list(frames)
     if not frames:
         raise ArgumentError("frames=[]: pass at least one dataframe with images")
-    frame_weights = _normalize_weights(weights, len(frames))
+    for frame in frames:
+        check_frame(frame, "frames")
+    schedule = Schedule(
+        shuffle,
+        None,
+        steps,
+        repeat,
+        parse_sampling(None, balance, True, frames),
+        parse_buckets(buckets, frames),
+        _parse_weights(weights, len(frames)),
+        stop,
+    )
     make = functools.partial(
-        _mixed,
-        list(frames),
+        make_batches,
+        frames,
         columns,
-        Schedule(shuffle, frame_weights=frame_weights, longest=longest),
+        schedule,
         batch_size=batch_size,
         format=format,
         drop_last=drop_last,
@@ -109,30 +133,9 @@ def mix_batches(
     return dataset
 
 
-def _mixed(
-    frames: list[Any],
-    columns: Sequence[str] | None,
-    schedule: Schedule,
-    *,
-    epoch: int | None,
-    **options: Any,
-) -> Batches:
-    sources = [frame.images._source(columns) for frame in frames]
-    first, *others = [(list(source.meta.columns), source.image) for source in sources]
-    for other in others:
-        if {*other[0]} != {*first[0]} or other[1] != first[1]:
-            ours, theirs = (", ".join(map(repr, names)) for names, _ in (first, other))
-            raise ArgumentError(
-                f"mix_batches: the batches of one frame have {ours}, those of another {theirs}: "
-                "pass columns= that all have, and rename the column of images if it has another "
-                "name"
-            )
-    return Batches(sources, schedule=dataclasses.replace(schedule, epoch=epoch), **options)
-
-
-def _normalize_weights(weights: object, count: int) -> np.ndarray:
+def _parse_weights(weights: object, count: int) -> np.ndarray | None:
     if weights is None:
-        return np.full(count, 1 / count)
+        return None
     try:
         given = np.asarray(weights, np.float64)
     except (TypeError, ValueError):
@@ -141,6 +144,4 @@ def _normalize_weights(weights: object, count: int) -> np.ndarray:
         raise ArgumentError(
             f"weights={shown(weights)}: pass a number above 0 for each of {count} frames"
         )
-    # Scaled first: the sum of the largest floats is infinite, and no share may round to 0.
-    scaled = np.maximum(given / given.max(), np.finfo(np.float64).tiny)
-    return scaled / scaled.sum()
+    return given

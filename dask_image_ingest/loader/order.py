@@ -1,7 +1,8 @@
 """The order of an epoch: a function of the rows, the seed and the epoch.
 
-Rows are counted over all partitions. A pass brings each row once, in order or shuffled; a stream is
-pass after pass over one frame; an epoch cuts a piece of a stream, or of several, into steps, the
+Rows are numbered over all partitions, and those of several frames one frame after the other. A pass
+brings each row once, in order or shuffled; a stream is pass after pass over one frame; a mix takes
+its rows from several streams, and is one itself; an epoch cuts a piece of a stream into steps, the
 global batches. So the rows of a step depend neither on ranks and workers nor on partitions read so
 far, and are known before anything is decoded.
 
@@ -11,10 +12,13 @@ what is left of a partition at a place comes by chunks, of neighbouring rows.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import hashlib
+import heapq
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -36,6 +40,15 @@ _ROUNDS_AT_ONCE = 16
 # Consecutive rows of a partition that stay together in time: near rows are read at once.
 CHUNK = 32
 
+# Rows of an epoch that never ends.
+FOREVER = 2**62
+
+# Rows of a mix that have the shares of its frames, in random order.
+_MIXED = 1024
+
+# The largest share of a frame; a weight that is smaller by more counts as 1.
+_FINEST = 2**32
+
 
 class Rows(NamedTuple):
     """Rows of a step.
@@ -43,7 +56,7 @@ class Rows(NamedTuple):
     Attributes
     ----------
     numbers : int64 array, shape (n,)
-        Numbers of the rows in the frame, counted over all partitions.
+        Numbers of the rows, counted over all partitions of all frames.
     draws : uint64 array, shape (n,)
         Seeds of random augmentations: one for each row, pass and repetition.
     places : int64 array, shape (n,)
@@ -172,6 +185,8 @@ class Stream:
         Draw the rows of each pass; None for all rows.
     frame
         Number of the frame in a mix: a row that two of them have gets two random augmentations.
+    first
+        Number of the frame's first row.
     """
 
     def __init__(
@@ -181,6 +196,7 @@ class Stream:
         places: int,
         weights: Weights | None = None,
         frame: int = 0,
+        first: int = 0,
     ) -> None:
         self.length = int(counts.sum()) if weights is None else weights.length
         self._counts = counts
@@ -188,6 +204,7 @@ class Stream:
         self._places = places
         self._weights = weights
         self._frame = frame
+        self._first = first
         self._pass = functools.lru_cache(2)(self._make_pass)
 
     def rows(self, start: int, stop: int) -> Rows:
@@ -210,7 +227,8 @@ class Stream:
         if selected is not None:
             repetitions = numbers - np.searchsorted(selected, selected[numbers])
             numbers = selected[numbers]
-        return Rows(numbers, draws_of(self._seed or 0, number, repetitions, self._frame), places)
+        draws = draws_of(self._seed or 0, number, repetitions, self._frame)
+        return Rows(self._first + numbers, draws, places)
 
     def in_use_at(self, position: int) -> np.ndarray:
         """Numbers of rows whose partitions are in use at a position."""
@@ -219,7 +237,7 @@ class Stream:
         number, at = divmod(position, self.length)
         shuffled, selected = self._pass(number)
         rows = np.array([at]) if shuffled is None else shuffled.in_use_at(at)
-        return rows if selected is None else selected[rows]
+        return self._first + (rows if selected is None else selected[rows])
 
     def _make_pass(self, number: int) -> tuple[_Shuffled | None, np.ndarray | None]:
         """The shuffle of a pass, None for the order of the frame; the rows drawn, None for all."""
@@ -252,49 +270,119 @@ def draws_of(seed: int, number: int, repetitions: np.ndarray, frame: int = 0) ->
     return draws
 
 
-class Epoch:
-    """Steps of a piece of one or several streams.
+class Mix:
+    """Pass after pass over the rows of several frames, with a share of each.
+
+    Any piece of a pass has each frame's share, to a row or two at each end of it; within 1,024 rows
+    the frames come in random order. A pass begins a new pass of each frame, and repeats it if its
+    share has more rows.
 
     Parameters
     ----------
     streams
         Streams of the frames.
-    begins
-        Position of each at the beginning of the epoch.
-    size
-        Rows of a step, over all ranks.
-    length
-        Rows of the epoch.
-    taken
-        Rows taken of each stream before each step, and after the last: (steps + 1, streams). None
-        for one stream.
-    frame_weights
-        What ``taken`` was drawn by.
+    weights
+        Relative share of each frame: float64 (frames,). None for passes that have each row once.
+    stop
+        Where a pass by ``weights`` ends: ``"first"`` when a frame has no rows left, ``"all"`` when
+        each row has come, while frames that end before begin again; None for never.
+    seed
+        Seed of the order of frames.
     """
 
     def __init__(
         self,
         streams: Sequence[Stream],
-        begins: Sequence[int],
-        size: int,
-        length: int,
-        taken: np.ndarray | None = None,
-        frame_weights: np.ndarray | None = None,
+        weights: np.ndarray | None,
+        stop: Literal["first", "all"] | None,
+        seed: int,
     ) -> None:
+        lengths = [stream.length for stream in streams]
+        self._shares, self.length = _shares(lengths, weights, stop)
+        self._streams = streams
+        self._seed = seed
+        # Rows of each stream from the beginning of a pass to that of the next one: whole passes.
+        self._strides = [
+            -(-share // max(1, length)) * length
+            for share, length in zip(self._shares, lengths, strict=True)
+        ]
+        self._block = functools.lru_cache(4)(self._make_block)
+
+    def rows(self, start: int, stop: int) -> Rows:
+        """Rows at the positions of the mix."""
+        parts = []
+        while start < stop:
+            begins, frames = self._from(start)
+            frames = frames[: stop - start]
+            start += len(frames)
+            taken = np.bincount(frames, minlength=len(begins)).tolist()
+            by_frame = Rows.joined(
+                stream.rows(begin, begin + count)
+                for stream, begin, count in zip(self._streams, begins, taken, strict=True)
+            )
+            place = np.empty(len(frames), np.int64)
+            place[np.argsort(frames, kind="stable")] = np.arange(len(frames))
+            parts.append(by_frame.take(place))
+        return Rows.joined(parts)
+
+    def in_use_at(self, position: int) -> np.ndarray:
+        """Numbers of rows whose partitions are in use at a position."""
+        if not self.length:
+            return np.empty(0, np.int64)
+        begins, _ = self._from(position)
+        return np.concatenate(
+            [stream.in_use_at(at) for stream, at in zip(self._streams, begins, strict=True)]
+        )
+
+    def digest(self) -> str:
+        """Digest of all that decides the order apart from the seed."""
+        return _digest(*(stream.digest() for stream in self._streams), np.array(self._shares))
+
+    def _from(self, position: int) -> tuple[list[int], np.ndarray]:
+        """Each stream's position there, and the frame of each row from there to a block's end."""
+        number, at = divmod(position, self.length)
+        block, skipped = divmod(at, _MIXED)
+        begins, frames = self._block(number, block)
+        before = np.bincount(frames[:skipped], minlength=len(begins)).tolist()
+        return [begin + rows for begin, rows in zip(begins, before, strict=True)], frames[skipped:]
+
+    def _make_block(self, number: int, block: int) -> tuple[list[int], np.ndarray]:
+        begin = block * _MIXED
+        before = _apportioned(self._shares, begin)
+        after = _apportioned(self._shares, min(begin + _MIXED, self.length))
+        counts = [end - start for start, end in zip(before, after, strict=True)]
+        random = np.random.default_rng([self._seed, number, _MIX, block])
+        frames = random.permutation(np.repeat(np.arange(len(counts)), counts))
+        begins = [
+            number * stride + rows for stride, rows in zip(self._strides, before, strict=True)
+        ]
+        return begins, frames
+
+
+class Epoch:
+    """Steps of a piece of a stream.
+
+    Parameters
+    ----------
+    stream
+        Stream of a frame, or mix of several.
+    begin
+        Its position at the beginning of the epoch.
+    size
+        Rows of a step, over all ranks.
+    length
+        Rows of the epoch.
+    """
+
+    def __init__(self, stream: Stream | Mix, begin: int, size: int, length: int) -> None:
         self.size = size
         self.length = length
-        self._streams = streams
-        self._begins = begins
-        self._taken = taken
-        self._frame_weights = frame_weights
+        self._stream = stream
+        self._begin = begin
 
-    def step(self, row: int) -> list[Rows]:
-        """Rows of the step that begins after ``row`` rows, by frame."""
-        begins, ends = self._edges(row), self._edges(self.after(row, 1))
-        return [
-            stream.rows(begin, end)
-            for stream, begin, end in zip(self._streams, begins, ends, strict=True)
-        ]
+    def step(self, row: int) -> Rows:
+        """Rows of the step that begins after ``row`` rows."""
+        return self._stream.rows(self._begin + row, self._begin + self.after(row, 1))
 
     def after(self, row: int, steps: int) -> int:
         """Rows before the step that comes so many steps after the one at ``row``."""
@@ -304,26 +392,17 @@ class Epoch:
         """Steps of the epoch: all, or those that are full."""
         return self.length // self.size if drop_last else -(-self.length // self.size)
 
-    def shape(self, row: int) -> tuple[int, int] | None:
-        """Height and width of the images of the step at ``row``; None for those of the read."""
+    def bucket(self, row: int) -> tuple[Any, ...] | None:
+        """The size or values that the rows of the step at ``row`` share; None without buckets."""
         return None
 
-    def in_use_at(self, row: int) -> list[np.ndarray] | None:
-        """Rows of each frame whose partitions are in use after ``row`` rows; None for all."""
-        edges = self._edges(row)
-        return [stream.in_use_at(edge) for stream, edge in zip(self._streams, edges, strict=True)]
+    def in_use_at(self, row: int) -> np.ndarray | None:
+        """Numbers of rows whose partitions are in use after ``row`` rows; None for all."""
+        return self._stream.in_use_at(self._begin + row)
 
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed and the epoch."""
-        parts = [stream.digest() for stream in self._streams]
-        if self._frame_weights is None:
-            return _digest(*parts)
-        return _digest(*parts, self._frame_weights, np.array([self.size]))
-
-    def _edges(self, row: int) -> list[int]:
-        """Position of each stream after ``row`` rows."""
-        taken = [row] if self._taken is None else self._taken[-(-row // self.size)].tolist()
-        return [begin + rows for begin, rows in zip(self._begins, taken, strict=True)]
+        return self._stream.digest()
 
 
 class BucketedEpoch(Epoch):
@@ -334,25 +413,25 @@ class BucketedEpoch(Epoch):
     stream, begin, size, length
         As for an epoch.
     bucket_of
-        Bucket of each row of the frame: int (rows,).
-    shapes
-        Height and width of each bucket: int64 (buckets, 2).
+        Number of each row's bucket, from 0: int64 (rows,).
+    buckets
+        What the rows of each have in common.
     """
 
     def __init__(
         self,
-        stream: Stream,
+        stream: Stream | Mix,
         begin: int,
         size: int,
         length: int,
         bucket_of: np.ndarray,
-        shapes: np.ndarray,
+        buckets: Sequence[tuple[Any, ...]],
     ) -> None:
-        super().__init__([stream], [begin], size, length)
+        super().__init__(stream, begin, size, length)
         rows = stream.rows(begin, begin + length)
-        buckets = bucket_of[rows.numbers]
-        by_bucket = np.argsort(buckets, kind="stable")
-        counts = np.bincount(buckets, minlength=len(shapes))
+        numbers = bucket_of[rows.numbers]
+        by_bucket = np.argsort(numbers, kind="stable")
+        counts = np.bincount(numbers)
         place_in_bucket = np.arange(length) - np.repeat(np.cumsum(counts) - counts, counts)
         first = np.flatnonzero(place_in_bucket % size == 0)
         lengths = np.diff(first, append=length)
@@ -362,15 +441,16 @@ class BucketedEpoch(Epoch):
         self._first = first[order]
         self._row_edges = np.concatenate([[0], np.cumsum(lengths[order])])
         self._rows = rows.take(by_bucket)
-        self._shapes = shapes[buckets[by_bucket][self._first]]
-        self._decisive = (bucket_of, shapes, np.array([size]))
+        self._buckets = buckets
+        self._bucket_of = numbers[by_bucket][self._first]
+        self._decisive = (bucket_of, repr(buckets), np.array([size]))
 
     def _number(self, row: int) -> int:
         return int(np.searchsorted(self._row_edges, row))
 
-    def step(self, row: int) -> list[Rows]:
+    def step(self, row: int) -> Rows:
         first = int(self._first[self._number(row)])
-        return [self._rows.take(slice(first, first + self.after(row, 1) - row))]
+        return self._rows.take(slice(first, first + self.after(row, 1) - row))
 
     def after(self, row: int, steps: int) -> int:
         return int(self._row_edges[min(self._number(row) + steps, len(self._first))])
@@ -379,9 +459,8 @@ class BucketedEpoch(Epoch):
         lengths = np.diff(self._row_edges)
         return int((lengths == self.size).sum()) if drop_last else len(lengths)
 
-    def shape(self, row: int) -> tuple[int, int] | None:
-        height, width = self._shapes[self._number(row)].tolist()
-        return height, width
+    def bucket(self, row: int) -> tuple[Any, ...]:
+        return self._buckets[self._bucket_of[self._number(row)]]
 
     def in_use_at(self, row: int) -> None:
         return None  # rows wait until their bucket is full
@@ -390,72 +469,48 @@ class BucketedEpoch(Epoch):
         return _digest(super().digest(), *self._decisive)
 
 
-def mixed_epoch(
-    streams: Sequence[Stream],
-    size: int,
-    frame_weights: np.ndarray,
-    seed: int,
-    epoch: int,
-    longest: bool,
-) -> Epoch:
-    """Steps with rows of several streams, as many of each as independent draws would give.
+def _apportioned(shares: Sequence[int], rows: int) -> list[int]:
+    """Count each frame's rows among the first ``rows`` of a mix, by Webster's method.
 
-    Parameters
-    ----------
-    streams
-        Streams of the frames.
-    size
-        Rows of a step, over all ranks.
-    frame_weights
-        Probability that a row comes from each frame; float64 (frames,), sum 1.
-    seed, epoch
-        Seed of the draws.
-    longest
-        Whether to continue with the other frames when one has no rows left.
+    Row k of a frame, from 0, is due at (2 k + 1) / share, and rows come in this order: so a frame
+    never has fewer among more rows. (Balinski and Young, Fair Representation, 1982.)
     """
-    lengths = np.array([stream.length for stream in streams])
-    random = np.random.default_rng([seed, epoch, _MIX])
-    taken = _taken(lengths, size, frame_weights, random, longest)
-    return Epoch(
-        streams, (epoch * lengths).tolist(), size, int(taken[-1].sum()), taken, frame_weights
-    )
+    total = max(1, sum(shares))
+    # Those due at a time before, when half a row of each may be rounded up; the rest one by one.
+    begin = max(0, rows - len(shares))
+    taken = [(2 * begin * share + total) // (2 * total) for share in shares]
+    due = [
+        (Fraction(2 * count + 1, share), frame)
+        for frame, (share, count) in enumerate(zip(shares, taken, strict=True))
+        if share
+    ]
+    heapq.heapify(due)
+    for _ in range(rows - sum(taken)):
+        frame = due[0][1]
+        taken[frame] += 1
+        heapq.heapreplace(due, (Fraction(2 * taken[frame] + 1, shares[frame]), frame))
+    return taken
 
 
-# Steps that are drawn at once.
-_DRAWN = 1024
+def _shares(
+    lengths: list[int], weights: np.ndarray | None, stop: str | None
+) -> tuple[list[int], int]:
+    """Share of each frame in a pass of a mix, in rows if it ends; and the rows of the pass."""
+    if weights is None:
+        return lengths, sum(lengths)
+    shares = np.maximum(1, np.rint(weights / weights.max() * _FINEST)).astype(np.int64).tolist()
+    if stop != "first":
+        shares = [share if length else 0 for share, length in zip(shares, lengths, strict=True)]
+    if stop is None:
+        return shares, FOREVER if any(lengths) else 0
+    is_end = any if stop == "first" else all
 
+    def ends(rows: int) -> bool:
+        taken = _apportioned(shares, rows)
+        return is_end(count >= length for count, length in zip(taken, lengths, strict=True))
 
-def _taken(
-    lengths: np.ndarray,
-    size: int,
-    frame_weights: np.ndarray,
-    random: np.random.Generator,
-    longest: bool,
-) -> np.ndarray:
-    """Rows taken of each stream before each step, and after the last: (steps + 1, streams).
-
-    Steps are drawn many at once, up to the first in which a stream ends. That one takes what is
-    left of the stream, and fills up from the others if ``longest``; then drawing goes on.
-    """
-    taken = np.zeros(len(lengths), np.int64)
-    tables = [taken[None]]
-    while (taken < lengths).all() or (longest and (taken < lengths).any()):
-        active = frame_weights * (taken < lengths)
-        drawn = random.multinomial(size, active / active.sum(), _DRAWN)
-        table = taken + np.cumsum(drawn, axis=0)
-        ending = np.flatnonzero(((table >= lengths) & (active > 0)).any(axis=1))
-        whole = int(ending[0]) if len(ending) else _DRAWN
-        tables.append(table[:whole])
-        taken = table[whole - 1] if whole else taken
-        if whole == _DRAWN:
-            continue
-        # The step in which a stream ends.
-        before, taken = taken, np.minimum(taken + drawn[whole], lengths)
-        while longest and (missing := size - int((taken - before).sum())) and any(taken < lengths):
-            active = frame_weights * (taken < lengths)
-            taken = np.minimum(taken + random.multinomial(missing, active / active.sum()), lengths)
-        tables.append(taken[None])
-    return np.concatenate(tables)
+    rows = bisect.bisect_left(range(FOREVER), True, key=ends)
+    return _apportioned(shares, rows), rows
 
 
 def _digest(*parts: np.ndarray | str) -> str:

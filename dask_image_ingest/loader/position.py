@@ -19,8 +19,8 @@ from dask_image_ingest.loader.order import Rows
 
 # What decides the order of rows.
 _ORDER = (
-    "another order (the rows of each partition, the bytes of an image, weights= and balance=; with "
-    "buckets= and mix_batches also these and batch_size × ranks): order"
+    "another order (the rows of each partition, the bytes of an image, weights= and "
+    "balance=, stop=; with buckets= also these and batch_size × ranks): order"
 )
 
 

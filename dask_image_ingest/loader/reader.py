@@ -29,13 +29,17 @@ class Reader:
         Rows of each partition: int64 (partitions,).
     rows_of
         Takes the rows that have images from a frame.
+    first
+        Number of the first row.
     """
 
-    def __init__(self, source: FrameSource, counts: np.ndarray, rows_of: RowsOf) -> None:
+    def __init__(
+        self, source: FrameSource, counts: np.ndarray, rows_of: RowsOf, first: int = 0
+    ) -> None:
         self.fetches_ahead = source.fetches_ahead
         self._source = source
         self._rows_of = rows_of
-        self._ends = np.cumsum(counts)
+        self._ends = first + np.cumsum(counts)
         self._starts = self._ends - counts
         self._partitions: dict[int, Any] = {}
         # Numbers of the rows that are being fetched and were not started, in order.

@@ -28,14 +28,23 @@ from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
 from distributed.utils import offload
 
+from dask_image_ingest.arguments import check_unique, column_names
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
-from dask_image_ingest.dask_internals import FrameBase, convert_legacy_graph, cull, new_collection
+from dask_image_ingest.dask_internals import (
+    FrameBase,
+    Projection,
+    convert_legacy_graph,
+    cull,
+    new_collection,
+)
 from dask_image_ingest.dataset.plan import Scan, select_columns, shard_of_partition
 from dask_image_ingest.dataset.references import (
+    Decode,
     EncodedAhead,
     LastDecode,
     has_random_crops,
+    image_shape,
     known_lengths,
     last_decode,
     persist_moves,
@@ -49,6 +58,7 @@ from dask_image_ingest.errors import ArgumentError, warn_user
 from dask_image_ingest.frames import (
     MIN_SHARED_BYTES,
     backend_of,
+    image_column,
     image_columns,
     map_block,
     pixel_memory,
@@ -64,7 +74,7 @@ from dask_image_ingest.loader.batch_format import (
     rows_in_order,
 )
 from dask_image_ingest.loader.position import worker_of_loader
-from dask_image_ingest.loader.sampling import ColumnOf
+from dask_image_ingest.loader.sampling import values_or_shapes
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
 
 logger = logging.getLogger("dask_image_ingest")
@@ -82,6 +92,9 @@ _INDEXES_AT_ONCE = 8
 _EXTRA_PARTITIONS = 2
 _MAX_THREADS = 8
 
+# Gives a column of all rows: its values, of arrays their shapes.
+ColumnOf = Callable[[str], pd.Series]
+
 # Bytes of an image of unknown size: of 1 megapixel.
 _UNKNOWN_BYTES = 3e6
 
@@ -98,7 +111,7 @@ class FrameSource:
     shape
         Shape of its images, as far as it is known.
     column
-        Gives any column of all rows.
+        Gives any column of all rows, and of arrays their shapes.
     """
 
     partitions = 1
@@ -137,7 +150,7 @@ class FrameSource:
         return float(np.prod(np.array(self.shape, np.int64)))
 
     def column(self, name: str) -> pd.Series:
-        """A column of all rows, in memory."""
+        """A column of all rows, in memory; of arrays, their shapes."""
         assert self._column is not None
         return self._column(name)
 
@@ -210,6 +223,16 @@ class FrameSource:
     def fetch(self, part: PendingPartition, rows: np.ndarray) -> None:
         """Start fetching the images of neighbouring rows of a partition; if `fetches_ahead`."""
         raise NotImplementedError
+
+    @property
+    def decodes(self) -> bool:
+        """True if images are yet to be decoded."""
+        return False
+
+    @property
+    def only_decodes(self) -> bool:
+        """True if reading and decoding is all work that is left."""
+        return False
 
     @property
     def has_random_crops(self) -> bool:
@@ -372,6 +395,15 @@ class LazySource(FrameSource):
     def describe(self, number: int) -> str:
         shard = shard_of_partition(self._frame.expr, number)
         return f"partition {number}" + (f", {shard}" if shard else "")
+
+    @property
+    def decodes(self) -> bool:
+        return next(self._frame.expr.find_operations(Decode), None) is not None
+
+    @property
+    def only_decodes(self) -> bool:
+        nodes = self._frame.expr.walk()
+        return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
 
     @property
     def has_random_crops(self) -> bool:
@@ -540,19 +572,40 @@ def _gather(parts: Sequence[tuple[PendingPartition, np.ndarray]], order: np.ndar
     return rows.iloc[order].reset_index(drop=True)
 
 
-def lazy_source(
-    frame: FrameBase, columns: list[str], image: str | None, shape: ImageShape | None
-) -> LazySource:
-    """Source of some columns of a dask dataframe."""
-    column = functools.partial(_column, frame, columns)
-    return LazySource(_numbered(frame, columns, columns), image, shape, column)
+def source_of(
+    frame: AnyFrame, columns: Sequence[str] | None, image: str | None = None
+) -> FrameSource:
+    """Source of the images of a frame and some of its other columns, None for all.
+
+    ``image`` is the name of the image column; None for the frame's default, if it has images.
+    """
+    if image is None and image_columns(frame):
+        image = image_column(frame)
+    existing = list(frame.columns)
+    chosen = existing if columns is None else column_names(columns, existing)
+    check_unique(chosen, existing)
+    names = [*([] if image is None else [image]), *(n for n in chosen if n != image)]
+    if repeated := sorted({str(name) for name in names if names.count(name) > 1}):
+        raise ArgumentError(
+            f"iter_batches: {', '.join(map(repr, repeated))} would be in a batch twice: name "
+            "each column once in columns="
+        )
+    if not names:
+        raise ArgumentError("iter_batches: the batches would have no column: name some")
+    if not isinstance(frame, FrameBase):
+        return FrameSource(frame[names], image, column=lambda name: values_or_shapes(frame[name]))
+    shape = None if image is None else image_shape(frame.expr, image)
+    column = functools.partial(_column, frame, names)
+    return LazySource(_numbered(frame, names, names), image, shape, column)
 
 
 def _column(frame: FrameBase, columns: list[str], name: str) -> pd.Series:
     """A column of all rows that the source of ``columns`` numbers, in its order."""
     rows = _numbered(frame, columns, list(dict.fromkeys([*columns, name])))
+    meta = values_or_shapes(rows._meta[name])
+    values = rows[name].map_partitions(values_or_shapes, meta=meta)
     threads = CPU_COUNT if worker_of_loader() is None else 1
-    return as_pandas(_computed(rows[name], client_that_computes(), threads))
+    return as_pandas(_computed(values, client_that_computes(), threads))
 
 
 def _numbered(frame: FrameBase, columns: list[str], names: list[str]) -> Any:

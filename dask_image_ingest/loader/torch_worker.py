@@ -8,6 +8,7 @@ here, once, into memory that the training process maps; what torch pickles later
 from __future__ import annotations
 
 import errno
+import gc
 import io
 import multiprocessing
 import os
@@ -16,6 +17,7 @@ import resource
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
+from multiprocessing import forkserver
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -23,19 +25,41 @@ import dask
 import torch
 import torch.multiprocessing
 from dask.system import CPU_COUNT
-from torch.utils.data import default_convert, get_worker_info
+from torch.utils.data import DataLoader, default_convert, get_worker_info
 
+from dask_image_ingest.decode import import_decoders
 from dask_image_ingest.errors import ArgumentError, ClusterError
+from dask_image_ingest.frames import pixel_memory
 
 _THREADS = "image-ingest.decode-threads"
 
 _ENDS_WITH_PARENT = "ends-with-parent"
+
+# Modules that a worker needs.
+_PRELOADED = ("dask_image_ingest.loader.dataloader", "nvidia.dali.fn", "nvidia.nvimgcodec")
 
 # Tensors begin at multiples of so many bytes in the memory of their batch.
 _ALIGNED = 64
 
 # Descriptors that torch needs to send a batch.
 _DESCRIPTORS = 8
+
+
+def import_for_workers(loader: DataLoader[Any]) -> None:
+    """Import what workers need where they come from; each of them would need seconds for it.
+
+    A fork has what this process has imported. A fork server imports what it is told before it
+    starts, which is now. A spawned worker is a new Python.
+    """
+    chosen = (loader.multiprocessing_context or multiprocessing).get_start_method(allow_none=True)
+    method = chosen or multiprocessing.get_all_start_methods()[0]
+    if method == "fork":
+        import_decoders()
+    elif method == "forkserver":
+        # Dask, too, tells the server of this process what to import, and the user may.
+        names = [*getattr(forkserver._forkserver, "_preload_modules", ["__main__"]), *_PRELOADED]
+        multiprocessing.set_forkserver_preload(list(dict.fromkeys(names)))
+        forkserver.ensure_running()
 
 
 def set_up_worker() -> None:
@@ -45,6 +69,8 @@ def set_up_worker() -> None:
         return
     if not dask.config.get(_THREADS, None):
         dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})
+    # What a fork has of its parent stays: a collection would copy it, page by page, to mark it.
+    gc.freeze()
     if all(thread.name != _ENDS_WITH_PARENT for thread in threading.enumerate()):
         threading.Thread(target=_end_with_parent, name=_ENDS_WITH_PARENT, daemon=True).start()
 
@@ -140,7 +166,9 @@ def _copies(
         if value.device.type != "cpu":
             continue
         if isinstance(value, torch.UntypedStorage):
-            copies[number] = _memory(value.nbytes()).copy_(value)
+            written, sent = _memory(value.nbytes())
+            written.copy_(torch.empty(0, dtype=torch.uint8).set_(value))
+            copies[number] = sent.untyped_storage()
             continue
         value = copies[number] = value.resolve_conj().resolve_neg()
         # The elements in memory from its first to its last, as the rows of a column may be apart.
@@ -148,21 +176,25 @@ def _copies(
         length = last + 1 if value.numel() else 0
         spans[number] = value.as_strided((length,), (1,)).view(torch.uint8)
     lengths = [-(-span.nbytes // _ALIGNED) * _ALIGNED for span in spans.values()]
-    memory = torch.empty(0, dtype=torch.uint8).set_(_memory(sum(lengths)))
-    for (number, span), part in zip(spans.items(), memory.split(lengths), strict=True):
-        tensor, part = copies[number], part[: span.nbytes]
-        part.copy_(span)
-        copies[number] = part.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
+    blocks = (block.split(lengths) for block in _memory(sum(lengths)))
+    for (number, span), written, sent in zip(spans.items(), *blocks, strict=True):
+        tensor, sent = copies[number], sent[: span.nbytes]
+        written[: span.nbytes].copy_(span)
+        copies[number] = sent.view(tensor.dtype).as_strided(tensor.shape, tensor.stride())
     return copies
 
 
-def _memory(nbytes: int) -> torch.UntypedStorage:
-    """Memory that other processes can map: a memfd, for which ``/dev/shm`` needs no room."""
+def _memory(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory that other processes can map: the tensor to write into, and the one to send.
+
+    It is a memfd, for which ``/dev/shm`` needs no room.
+    """
     if not nbytes:
-        return torch.UntypedStorage()
+        return torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
     if torch.multiprocessing.get_sharing_strategy() == "file_system":
         try:
-            return torch.UntypedStorage(nbytes).share_memory_()
+            shared = torch.empty(nbytes, dtype=torch.uint8).share_memory_()
+            return shared, shared
         except RuntimeError as error:
             raise ClusterError(
                 f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
@@ -172,12 +204,16 @@ def _memory(nbytes: int) -> torch.UntypedStorage:
             ) from error
     try:
         with ExitStack() as closing:
-            file = os.memfd_create("batch")
+            pixels = pixel_memory.take(nbytes)
+            # Memory that was sent before, and that nobody has any more; small batches are new.
+            block = pixel_memory.shared_block(pixels.ctypes.data)
+            file = os.memfd_create("batch") if block is None else block.lend()
             closing.callback(os.close, file)
-            os.ftruncate(file, nbytes)
+            if block is None:
+                os.ftruncate(file, nbytes)
             for _ in range(_DESCRIPTORS):
                 closing.callback(os.close, os.dup(file))
-            return torch.UntypedStorage._new_shared_fd_cpu(file, nbytes)
+            storage = torch.UntypedStorage._new_shared_fd_cpu(file, nbytes)
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
@@ -187,3 +223,5 @@ def _memory(nbytes: int) -> torch.UntypedStorage:
             "batch that waits or that the training holds is one. Raise the limit, as by "
             "`ulimit -n 65536`, or reduce num_workers and prefetch_factor"
         ) from error
+    sent = torch.empty(0, dtype=torch.uint8).set_(storage)
+    return sent if block is None else torch.from_numpy(pixels[:nbytes]), sent

@@ -177,7 +177,7 @@ def test_an_export_of_the_frame_still_copies_the_original_bytes(ddf, photos, tmp
 
 def test_wrong_arguments_are_refused(ddf):
     for arguments, said in [
-        ({"kinds": ["phash"]}, "choose 'bytes', 'pixels' or 'pdq'"),
+        ({"kinds": ["phash"]}, "choose 'bytes', 'pixels', 'pdq' or 'thumbnail'"),
         ({"kinds": "pdq"}, "pass a list"),
         ({"variants": ["upside down"]}, "choose 'mirrored'"),
         ({"kinds": ["bytes"], "variants": ["mirrored"]}, "have 'pdq' among kinds="),

@@ -153,6 +153,42 @@ def test_no_neighbour_batch_or_order_changes_a_pixel(members, mode, tmp_path, se
                 np.testing.assert_array_equal(array, together[row])
 
 
+@pytest.mark.parametrize(
+    "mode", ["RGB", *(pytest.param(mode, marks=pytest.mark.more) for mode in ("L", "RGBA"))]
+)
+def test_views_that_are_cut_from_one_decode_are_those_of_a_decode_each(members, mode, tmp_path):
+    path = write_tar(tmp_path / "a.tar", members)
+    crop = dii.RandomResizedCrop(scale=(0.05, 0.4))
+    image = {
+        "image": "img",
+        "second": dii.ImageColumn("img", size=40, augment=crop),
+        "third": dii.ImageColumn("img", augment=[crop, "random_horizontal_flip"]),
+        "fourth": dii.ImageColumn("img", transform=_inverted if mode == "RGB" else None),
+        "whole": dii.ImageColumn("img", augment=None, resize="crop"),
+    }
+    options = {"size": SIZE, "augment": CROP, "mode": mode, "backend": "pandas"}
+    ddf = dii.read_webdataset_images(path, image=image, **options)
+    together = ddf.compute()
+    late = ddf.shuffle("__key__", npartitions=2).compute().sort_values("__key__")
+    assert late["__key__"].tolist() == sorted(together["__key__"])
+    places = np.argsort(together["__key__"].to_numpy(), kind="stable")
+    for name in image:
+        alone = ddf[["__key__", name]].compute().images[name].arrays()
+        error = "error" if name == "image" else f"{name}.error"
+        moved = late.images[name].arrays()
+        for row, array in enumerate(together.images[name].arrays()):
+            np.testing.assert_array_equal(array, alone[row])
+        for place, row in enumerate(places):
+            np.testing.assert_array_equal(moved[place], alone[row])
+        assert together[error].isna().tolist() == [array is not None for array in alone]
+
+
+def _inverted(images):
+    from nvidia.dali import fn, types
+
+    return fn.cast_like(255 - fn.cast(images, dtype=types.INT32), images)
+
+
 @pytest.mark.slow
 def test_the_process_that_is_asked_after_a_crash_decodes_the_same(members, tmp_path):
     names = [*members][:8]
@@ -256,7 +292,7 @@ def test_equal_crops_are_one_query_and_others_are_not(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"augment": "random_crop"}, "'random_resized_crop', or a RandomResizedCrop"),
+        ({"augment": "random_crop"}, "pass 'random_resized_crop'"),
         ({"augment": CROP, "size": None}, "pass size="),
         ({"augment": CROP, "resize": "crop"}, "leave resize= out"),
         ({"augment": CROP, "mode": "raw", "transform": len}, "mode='raw'"),

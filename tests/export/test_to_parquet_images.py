@@ -151,7 +151,9 @@ def test_no_image_column_is_lost_after_a_filter_that_needs_its_decode(column, pa
     images = {"image": "jpg", "mask": dii.ImageColumn("seg.png", mode="RGB")}
     frame = dii.read_webdataset_images(paths, image=images, backend="pandas")
     frame = frame[frame[column].notnull()][["__key__", "image", "mask"]]
-    with pytest.raises(dii.ArgumentError, match=f"stored images of '{column}' cannot be written"):
+    with pytest.raises(
+        dii.ArgumentError, match=r"stored images of '(image|mask)' cannot be written"
+    ):
         dii.to_parquet_images(frame, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

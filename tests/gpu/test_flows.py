@@ -180,6 +180,9 @@ FLOWS = {
     "drop, rename": lambda f: f.read().drop(columns="txt").rename(columns={"image": "p"}).compute(),
     "transform": lambda f: f.read(transform=flip).compute(),
     "random crops": lambda f: f.read("ragged", size=12, augment="random_resized_crop").compute(),
+    "augmentations": lambda f: f.read(
+        size=12, augment=["random_resized_crop", "random_horizontal_flip", dii.RandomErasing()]
+    ).compute(),
     "random crops later": lambda f: dii.decode_images(
         f.read("ragged", decode=False), size=12, augment="random_resized_crop"
     ).compute(),

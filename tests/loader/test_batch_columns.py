@@ -262,7 +262,7 @@ def test_a_null_array_of_one_shape_is_an_error():
 def test_mixed_frames_have_the_dtype_of_both(ddf):
     small = ddf.assign(label=ddf["__key__"].map(int, meta=("label", "int32")).astype("int32"))
     large = ddf.assign(label=ddf["__key__"].map(int, meta=("label", "int64")).astype("int64"))
-    batches = dii.mix_batches([small, large], 2, weights=[1, 1], columns=["label"], longest=True)
+    batches = dii.mix_batches([small, large], 2, weights=[1, 1], columns=["label"])
     assert {batch["label"].dtype for batch in batches} == {np.dtype("int64")}
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import multiprocessing
 import os
 import resource
 import threading
@@ -16,12 +17,13 @@ import pandas as pd
 import pytest
 from dask.callbacks import Callback
 from forked_python import Fork, run_main, run_python
-from processes import SECONDS, until
+from processes import SECONDS, printed, until
 from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
 
 torch = pytest.importorskip("torch", reason="pip install torch==2.13.0")
+dataloader = pytest.importorskip("dask_image_ingest.loader.dataloader")
 
 # distributed warns where a process forks whose threads run.
 pytestmark = [
@@ -102,12 +104,12 @@ def test_what_collate_fn_returns_arrives_as_without_workers(ddf, context):
 
 
 def memory_of(tensor):
-    """The name of the file that a tensor is in, by the kernel's list."""
+    """Number and name of the file that a tensor is in, by the kernel's list."""
     for line in Path("/proc/self/maps").read_text().splitlines():
-        addresses, _, _, _, _, *name = line.split(maxsplit=5)
+        addresses, _, _, _, number, *name = line.split(maxsplit=5)
         start, end = (int(address, 16) for address in addresses.split("-"))
         if start <= tensor.data_ptr() < end:
-            return "".join(name)
+            return number, "".join(name)
     raise AssertionError("the tensor is nowhere")
 
 
@@ -127,7 +129,41 @@ def test_no_batch_needs_room_in_dev_shm(ddf, collate):
     for batch in batches:
         value = batch.x if isinstance(batch, Record) else batch
         value = value.get("images", value.get("image")) if isinstance(value, dict) else value
-        assert memory_of(value.values() if value.is_sparse else value).startswith("/memfd:batch")
+        assert memory_of(value.values() if value.is_sparse else value)[1].startswith("/memfd:")
+
+
+def huge(rows):  # than a block that is used again
+    return np.full((1500, 1500), rows[0]["key"], np.uint8)
+
+
+@pytest.mark.parametrize("context", ["fork", pytest.param("spawn", marks=pytest.mark.nightly)])
+def test_memory_of_a_batch_is_used_again_but_not_while_it_is_held(ddf, context):
+    options = {"num_workers": 2, "persistent_workers": True, "multiprocessing_context": context}
+    loader = ddf.images.dataloader(1, collate_fn=huge, timeout=SECONDS, **options)
+    files, held = [], []
+    for _ in range(3):
+        for number, batch in enumerate(loader):
+            assert int(batch.min()) == int(batch.max()) == number
+            files.append(memory_of(batch)[0])
+            if number % 3 == 0:
+                held.append((number, batch[number:, 5:]))
+            batch += 100  # as a training may, in place
+    assert len(set(files)) < len(files) / 2
+    for number, part in held:
+        assert int(part.min()) == int(part.max()) == number + 100
+
+
+def test_a_batch_is_whole_when_its_worker_was_killed(ddf):
+    loader = ddf.images.dataloader(1, collate_fn=huge, num_workers=1, timeout=SECONDS)
+    batches = iter(loader)
+    held = [next(batches), next(batches)]
+    (worker,) = multiprocessing.active_children()
+    worker.kill()
+    worker.join(SECONDS)
+    assert [int(batch.min()) for batch in held] == [int(batch.max()) for batch in held] == [0, 1]
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        list(batches)
+    assert [int(batch.max()) for batch in loader] == list(range(20))
 
 
 def test_a_full_shared_memory_is_told_and_not_waited_for(ddf, monkeypatch):
@@ -282,6 +318,40 @@ def test_workers_of_a_process_that_has_computed_wait_for_nothing(shards, threads
         assert sum(len(batch["cls"]) for batch in loader) >= 24
 
 
+def test_workers_without_python_to_run_are_told_of_threads_once(shards, caplog):
+    dataloader._tell_of_threads.cache_clear()
+    ddf = dii.read_webdataset_images(shards, size=16, backend="pandas")
+    longer = ddf.assign(twice=ddf["cls"] * 2)
+    ddf.images.dataloader(8)
+    ddf.images.dataloader(8, num_workers=1, collate_fn=len)
+    longer.images.dataloader(8, num_workers=1)
+    assert "num_workers=0" not in caplog.text
+    for _ in range(2):
+        ddf.images.dataloader(8, columns=["cls"], num_workers=1)
+    assert caplog.text.count("num_workers=0") == 1
+
+
+IMPORTS = """
+import json, os, sys
+import dask_image_ingest as dii
+
+def tell(worker):
+    print(json.dumps("nvidia.dali.fn" in sys.modules), flush=True)
+
+if __name__ == "__main__":
+    ddf = dii.read_webdataset_images(os.environ["SHARD"], size=16, backend="pandas")
+    options = {"multiprocessing_context": os.environ["CONTEXT"], "worker_init_fn": tell}
+    list(ddf.images.dataloader(8, num_workers=1, **options))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.more
+@pytest.mark.parametrize("context", ["fork", "forkserver"])
+def test_a_worker_begins_with_the_decoder_imported(shards, context):
+    assert printed(IMPORTS, SHARD=str(shards[0]), CONTEXT=context) is True
+
+
 @pytest.mark.parametrize("shuffle", [None, 1])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_whose_file_changes_raises(tmp_path, shuffle, workers):
@@ -292,6 +362,7 @@ def test_a_loader_whose_file_changes_raises(tmp_path, shuffle, workers):
     assert len(loader) == 3
     assert sorted(x for batch in loader for x in batch["x"].tolist()) == list(range(5))
     for count in (9, 3):
+        loader.set_epoch(count)
         pd.DataFrame({"x": np.arange(float(count))}).to_parquet(file)
         with pytest.raises(dii.ArgumentError, match=f"partition 0 has {count} rows, and had 5"):
             list(loader)

@@ -87,7 +87,7 @@ def gone_on(flows):
 def mixed(flows):
     ddf = flows.read(size=16)[["__key__", "image", "cls"]]
     frames = [ddf[ddf.cls > 1], ddf[ddf.cls <= 1]]
-    batches = dii.mix_batches(frames, 4, weights=[3, 1], shuffle=0, longest=True, format="torch")
+    batches = dii.mix_batches(frames, 4, weights=[3, 1], shuffle=0, format="torch")
     return listed(torch.utils.data.DataLoader(batches, batch_size=None))
 
 

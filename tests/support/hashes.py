@@ -26,13 +26,18 @@ def clusters(random, count, size, bits):
     return together[random.permutation(len(together))]
 
 
-def brute(hashes, distance):
-    """Greedy, all with all: which rows stay, and for each other the nearest of them."""
+def brute(hashes, distance, is_same=False):
+    """Greedy, all with all: which rows stay, and for each other the nearest of them.
+
+    ``is_same``, bool (n, n), are pairs that are near at any distance.
+    """
     kept = []
     apart = np.bitwise_count(hashes[:, None, :] ^ hashes[None, :, :1]).sum(axis=3).min(axis=2)
+    near = (apart <= distance) | is_same
     for row in range(len(hashes)):
-        if not kept or apart[row, kept].min() > distance:
+        if not near[row, kept].any():
             kept.append(row)
+    apart = np.where(near, apart, 999)
     of = np.array(kept)[apart[:, kept].argmin(axis=1)]
     bits = apart[:, kept].min(axis=1)
     of[kept], bits[kept] = -1, 0

@@ -37,7 +37,7 @@ from dask_image_ingest.dataset.scan.rows import (
     decoded_meta,
 )
 from dask_image_ingest.dataset.scan.task import ScanSpec, read_partition
-from dask_image_ingest.dataset.schema.columns import HEADERS, Schema
+from dask_image_ingest.dataset.schema.columns import HEADERS, Schema, region_field
 from dask_image_ingest.frames import REFERENCE, backend_of, get_backend
 from dask_image_ingest.storage import Search, Shard
 from dask_image_ingest.typedefs import DataFrame
@@ -186,7 +186,7 @@ class Scan(TakesFilters, Read):
             limit=self.operand("limit"),
             member_columns=tuple(m for m in dataset.schema.member_columns if m.column in used),
             sidecar=tuple(c for c in dataset.schema.sidecar if c.column in {*used, "__key__"}),
-            errors=dataset.schema.errors,
+            made={name: dataset.schema.types[name] for name in dataset.schema.made},
             known_extensions=known_extensions,
         )
 
@@ -210,7 +210,7 @@ class Scan(TakesFilters, Read):
             return None
         schema, backend = self.dataset.schema, self.dataset.options.backend
         # These have values only after a decode.
-        decoded = schema.errors.union(schema.images)
+        decoded = schema.made.union(schema.images)
         types = {name: type_ for name, type_ in schema.types.items() if name not in decoded}
         return as_predicate(mask, self, types, backend)
 
@@ -359,6 +359,7 @@ def _keeps_names(scan: Scan, images: Sequence[ColumnDecode]) -> bool:
     return all(
         column.image in schema.images
         and column.error in (None, schema.field(column.image, "error"))
+        and column.region in (None, region_field(column.image))
         for column in images
     )
 

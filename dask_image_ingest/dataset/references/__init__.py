@@ -16,7 +16,7 @@ from dask_image_ingest.dataset.references.chunks import (
     with_bad_rows,
     with_draw,
 )
-from dask_image_ingest.dataset.references.decode_node import Decode, unfused
+from dask_image_ingest.dataset.references.decode_node import Decode, image_shape, unfused
 from dask_image_ingest.dataset.references.fetch import (
     EncodedAhead,
     decode_partition,
@@ -47,6 +47,7 @@ __all__ = [
     "fetch_encoded",
     "field_of",
     "has_random_crops",
+    "image_shape",
     "known_lengths",
     "last_decode",
     "persist_moves",

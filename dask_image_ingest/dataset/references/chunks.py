@@ -169,9 +169,10 @@ def _decode_rows(
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
 ) -> DataFrame:
-    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)[
-        list(rows.columns)
-    ]
+    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)
+    # In the order of the rows: on another backend, what is decoded comes last.
+    names = dict.fromkeys([*rows.columns, *decoded.columns])
+    decoded = decoded[[name for name in names if name in decoded.columns]]
     return (decoded if steps is None else steps.function(decoded))[list(columns)]
 
 
@@ -401,7 +402,7 @@ def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
 def has_random_crops(expr: dx.Expr) -> bool:
     """True if some images of a query are random regions."""
     decodes = expr.find_operations(Decode)
-    return any(image.decoding.augment is not None for node in decodes for image in node.images)
+    return any(image.decoding.is_augmented for node in decodes for image in node.images)
 
 
 def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable
-from dataclasses import replace
 from typing import Any, ClassVar
 
 import dask
@@ -29,6 +28,7 @@ from dask_image_ingest.dataset.plan.columns import (
     AppendsColumns,
     AssignColumns,
     uses_columns,
+    value_sources,
 )
 from dask_image_ingest.dataset.plan.operations import (
     ROW_WISE,
@@ -325,22 +325,32 @@ class Decode(AppendsColumns, PreservesRows):
         )
         if (unused and not drops_rows) or not needed_images:
             return type(parent)(self.frame, *parent.operands[1:])
-        images = tuple(
-            replace(
-                image,
-                error=image.error if image.error in wanted else None,
-                pixels=image.pixels and image.image in wanted,
-            )
-            for image in needed_images
-        )
-        # The error of an image needs its reference, too.
-        wanted = wanted.union(image.image for image in images)
+        images = tuple(image.selected(wanted) for image in needed_images)
+        # The error of an image needs its reference, too; boxes need their labels.
+        wanted = wanted.union(*(image.columns for image in images))
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == self.frame.columns and images == self.images:
             return None
         frame = self.frame if needed == self.frame.columns else self.frame[needed]
         narrower = type(self)(frame, images, self.only, self.limit)
         return type(parent)(narrower, *parent.operands[1:])
+
+
+def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:
+    """(height, width, channels) of all images of a column; None for edges that may differ."""
+    shapes = [_shape_from(source, name) for source, (name,) in value_sources(expr, (column,))]
+    height, width, channels = (
+        edges[0] if len(set(edges)) == 1 else None for edges in zip(*shapes, strict=True)
+    )
+    return height, width, channels
+
+
+def _shape_from(expr: dx.Expr, column: Hashable) -> ImageShape:
+    """Shape of the images that a source expression produces."""
+    shape = None
+    if isinstance(expr, Decode) and list(expr.columns).count(column) == 1:
+        shape = expr.shapes.get(column)
+    return shape or (None, None, None)
 
 
 def unfused(expr: dx.Expr) -> dx.Expr:

@@ -86,7 +86,7 @@ def decode_partition(
         encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
         if backend not in (None, backend_of(rows).name):
             # Without the columns that the decode makes: references stay on the host.
-            made = {name for column in images for name in column.columns}
+            made = {name for column in images for name in column.made}
             table = backend_of(rows).to_arrow(rows[[n for n in rows.columns if n not in made]])
             rows = get_backend(backend).frame(table, rows.index.to_numpy(), None)
         return rows, encoded
@@ -144,6 +144,7 @@ def fetch_images(
         origin,
         f"the {len(rows)} images of a partition",
         pictures=pictures if len(np.unique(pictures)) < len(rows) else None,
+        source=tuple(rows),
     )
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any, ClassVar, TypeAlias
 
 import pyarrow as pa
@@ -162,13 +161,7 @@ def _project(
     if not isinstance(columns, list):
         return None
     needed = tuple(
-        replace(
-            column,
-            error=column.error if column.error in columns else None,
-            pixels=column.pixels and column.image in columns,
-        )
-        for column in images
-        if column.error in columns or (column.pixels and column.image in columns)
+        column.selected(columns) for column in images if not column.results.isdisjoint(columns)
     )
     if not needed:
         return None
@@ -176,6 +169,8 @@ def _project(
     columns = [*columns, *(column.image for column in needed if not column.pixels)]
     if not set(columns) <= set(references.columns):
         return None  # an error column that the decode appends: the order would differ
+    if not all({*annotated.columns} <= {*columns} for c in needed if (annotated := c.annotations)):
+        return None  # labels that are not selected, and decide which boxes are
     return dx.Projection(references, columns), needed
 
 

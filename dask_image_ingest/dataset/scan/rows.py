@@ -10,7 +10,7 @@ import functools
 import itertools
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -20,8 +20,22 @@ from dask.dataframe.dispatch import concat
 
 from dask_image_ingest.dataset.predicates import Predicate, columns_of, holds
 from dask_image_ingest.dataset.read_options import ErrorPolicy, ReadOptions
-from dask_image_ingest.dataset.schema.columns import HEADERS, METADATA_COLUMNS, ImageMember
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Pixels, decode
+from dask_image_ingest.dataset.schema.annotations import Annotations, regions
+from dask_image_ingest.dataset.schema.columns import (
+    HEADERS,
+    METADATA_COLUMNS,
+    REGION,
+    ImageMember,
+)
+from dask_image_ingest.decode import (
+    DecodeSpec,
+    EncodedImages,
+    Header,
+    Origin,
+    Pixels,
+    decode,
+    decode_views,
+)
 from dask_image_ingest.errors import ImageDecodeError, PartitionTooLargeError
 from dask_image_ingest.frames import Backend, backend_of, without
 from dask_image_ingest.typedefs import DataFrame, ImageBatch
@@ -137,7 +151,7 @@ class ImageRows:
             return self._origin(member, int(numbers[row]), keys()[row])
 
         what = f"samples {numbers[0]}-{numbers[-1]} of {self.url}" if len(numbers) else ""
-        return EncodedImages(headers, read, origin, what, prefetch)
+        return EncodedImages(headers, read, origin, what, prefetch, source=member.extensions)
 
     def _origin(self, member: ImageMember, number: int, key: str) -> Origin:
         """The identity of an image, for errors and random transforms."""
@@ -176,7 +190,11 @@ class ColumnDecode:
     storage_options
         For the fsspec filesystem of remote shards.
     pixels
-        False if only the errors are needed: the image column is then dropped.
+        False if the images are not needed: their column is then dropped.
+    region
+        Column that tells the region of each image (`REGION`); None if there is none.
+    annotations
+        Columns of boxes and points of these images; None without.
     """
 
     image: Any
@@ -185,11 +203,33 @@ class ColumnDecode:
     errors: ErrorPolicy = "null"
     storage_options: dict[str, Any] | None = None
     pixels: bool = True
+    region: Any | None = None
+    annotations: Annotations | None = None
 
     @property
     def columns(self) -> set[Any]:
-        """The columns that the decode creates."""
-        return {self.image} if self.error is None else {self.image, self.error}
+        """The columns that the decode creates or changes."""
+        return self.made.union(self.annotations.columns if self.annotations else ())
+
+    @property
+    def made(self) -> set[Any]:
+        """The columns whose values it makes of the references alone."""
+        return {self.image, self.error, self.region} - {None}
+
+    @property
+    def results(self) -> set[Any]:
+        """The columns of the result that it creates or changes."""
+        return self.columns if self.pixels else self.columns - {self.image}
+
+    def selected(self, names: Collection[Any]) -> ColumnDecode:
+        """The decode of those of its columns that are named."""
+        return replace(
+            self,
+            error=self.error if self.error in names else None,
+            pixels=self.pixels and self.image in names,
+            region=self.region if self.region in names else None,
+            annotations=None if self.annotations is None else self.annotations.selected(names),
+        )
 
     def __repr__(self) -> str:
         return repr(self.image)  # short, for printed plans
@@ -197,14 +237,30 @@ class ColumnDecode:
     def renamed(self, names: Callable[[Any], Any]) -> ColumnDecode:
         """Rename the columns by the function ``names``."""
         error = None if self.error is None else names(self.error)
-        return replace(self, image=names(self.image), error=error)
+        region = None if self.region is None else names(self.region)
+        annotations = None if self.annotations is None else self.annotations.renamed(names)
+        image = names(self.image)
+        return replace(self, image=image, error=error, region=region, annotations=annotations)
 
-    def into(self, frame: DataFrame, decoded: Pixels) -> Any:
-        """Replace the references of ``frame`` by decoded images and errors."""
+    def into(self, frame: DataFrame, encoded: EncodedImages, decoded: Pixels | None) -> Any:
+        """Replace the references of ``frame`` by decoded images, errors, and what follows them.
+
+        ``decoded`` is None if neither images nor errors are needed.
+        """
         backend = backend_of(frame)
-        if self.pixels:
+        if self.region is not None or self.annotations is not None:
+            placements = [
+                self.decoding.placement(header, functools.partial(encoded.origin, row))
+                for row, header in enumerate(encoded.headers)
+            ]
+            if self.annotations is not None:
+                frame = self.annotations.follow(frame, placements)
+            if self.region is not None:
+                column = (regions(placements), REGION)
+                frame = backend.with_columns(frame, {self.region: column}, range(len(frame)))
+        if decoded is not None and self.pixels:
             return backend.with_images(frame, decoded, self.image, self.error)
-        if self.error is not None:
+        if decoded is not None and self.error is not None:
             rows = [row for row, error in enumerate(decoded.errors) if error]
             values = [decoded.errors[row] for row in rows]
             frame = backend.with_columns(frame, {self.error: (values, pa.string())}, rows)
@@ -213,8 +269,10 @@ class ColumnDecode:
 
 def decoded_meta(meta: DataFrame, images: Sequence[ColumnDecode]) -> Any:
     """The meta of a decoded frame."""
+    nothing = EncodedImages([], lambda row: b"")
+    pixels = Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), [])
     for column in images:
-        meta = column.into(meta, Pixels(np.empty(0, np.uint8), np.empty((0, 3), np.int32), []))
+        meta = column.into(meta, nothing, pixels)
     return meta
 
 
@@ -318,17 +376,23 @@ def put_pixels(
             f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
             "(or repartition the frame), or size= to decode smaller images"
         )
-    decoded = [_decode(*column, backend) for column in zip(images, encoded, sizes, strict=True)]
+    made: dict[int, Pixels] = {}
+    for group in _shared(images, encoded, only):
+        columns, own_sizes = [images[n] for n in group], [sizes[n] for n in group]
+        results = _decode(columns, encoded[group[0]], own_sizes, backend)
+        made.update(zip(group, results, strict=True))
+    decoded = [made.get(number) for number in range(len(images))]
     if only is not None:
-        rows = zip(*(pixels.errors for pixels in decoded), strict=True)
+        rows = zip(*(pixels.errors for pixels in decoded if pixels), strict=True)
         failed = np.array([any(errors) for errors in rows], np.bool_)
         kept = np.flatnonzero(failed == (only == "bad"))
         # Before the pixels are in the frame, whose rows are taken by a copy: failed images have no
         # pixels, and to leave them out of `Pixels` needs none.
         if len(kept) < len(failed):
-            frame, decoded = frame.iloc[kept], [pixels.take(kept) for pixels in decoded]
-    for column, pixels in zip(images, decoded, strict=True):
-        frame = column.into(frame, pixels)
+            frame, decoded = frame.iloc[kept], [pixels and pixels.take(kept) for pixels in decoded]
+            encoded = [column.take(kept) for column in encoded]
+    for column, encoded_column, result in zip(images, encoded, decoded, strict=True):
+        frame = column.into(frame, encoded_column, result)
     return frame
 
 
@@ -337,22 +401,49 @@ def decoded_sizes(column: ColumnDecode, encoded: EncodedImages) -> np.ndarray:
     return np.array(list(map(column.decoding.nbytes, encoded.headers)), np.int64)
 
 
+def _shared(
+    images: Sequence[ColumnDecode], encoded: Sequence[EncodedImages], only: ErrorFilter
+) -> list[list[int]]:
+    """Numbers of the columns to decode; those of which one decode makes all are together."""
+    groups: dict[Hashable, list[int]] = {}
+    for number, (column, data) in enumerate(zip(images, encoded, strict=True)):
+        if not (column.pixels or column.error is not None or only is not None):
+            continue  # what follows from the header is all that is needed
+        decoding = column.decoding
+        key: tuple[Hashable, ...] = (number,)
+        if len(images) > 1 and decoding.can_share and data.source is not None:
+            key = (data.source, decoding.mode, decoding.max_pixels)
+        groups.setdefault(key, []).append(number)
+    return list(groups.values())
+
+
 def _decode(
-    column: ColumnDecode, encoded: EncodedImages, sizes: np.ndarray, backend: Backend
-) -> Pixels:
-    """Decode one image column: of rows with the same picture, one."""
+    columns: Sequence[ColumnDecode],
+    encoded: EncodedImages,
+    sizes: Sequence[np.ndarray],
+    backend: Backend,
+) -> list[Pixels]:
+    """Decode an image column, or several of the same images: of rows with one picture, one."""
     places = None
     if encoded.pictures is not None:
         _, firsts, places = np.unique(encoded.pictures, return_index=True, return_inverse=True)
         # In the order of the rows, and with each picture's place in it.
         order = np.argsort(firsts)
         places = np.argsort(order)[places.reshape(-1)]
-        encoded, sizes = encoded.take(firsts[order]), sizes[firsts[order]]
+        encoded = encoded.take(firsts[order])
+        sizes = [of_column[firsts[order]] for of_column in sizes]
     encoded.prefetch()
-    buffer = backend.pixel_buffer(int(sizes.sum())) if column.pixels else NoPixels()
-    pixels = decode(encoded, column.decoding, buffer)
-    _report(pixels.errors, encoded.origin, column)
-    return pixels if places is None else pixels.take(places)
+    buffers = [
+        backend.pixel_buffer(int(of_column.sum())) if column.pixels else NoPixels()
+        for column, of_column in zip(columns, sizes, strict=True)
+    ]
+    if len(columns) == 1:
+        decoded = [decode(encoded, columns[0].decoding, buffers[0])]
+    else:
+        decoded = decode_views(encoded, [column.decoding for column in columns], buffers)
+    for column, pixels in zip(columns, decoded, strict=True):
+        _report(pixels.errors, encoded.origin, column)
+    return decoded if places is None else [pixels.take(places) for pixels in decoded]
 
 
 def slices_by_size(sizes: Sequence[np.ndarray], largest: int) -> Iterator[slice]:

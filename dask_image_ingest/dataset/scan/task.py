@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
@@ -56,8 +56,8 @@ class ScanSpec:
         Columns from members that the query or its filters need.
     sidecar
         Sidecar columns that the columns or filters need, and ``__key__`` if a file has it.
-    errors
-        Columns of errors, which are null without a decode.
+    made
+        Columns of errors and regions with their types, which are null without a decode.
     known_extensions
         Extensions not warned about; None disables warnings.
     decode
@@ -72,7 +72,7 @@ class ScanSpec:
     limit: int | None
     member_columns: tuple[MemberColumn, ...]
     sidecar: tuple[FileColumn, ...]
-    errors: frozenset[str]
+    made: Mapping[str, pa.DataType]
     known_extensions: frozenset[str] | None
     decode: FusedDecode | None = None
     version: str = field(default_factory=own_version)
@@ -231,7 +231,7 @@ def _table(rows: ImageRows, numbers: np.ndarray, spec: ScanSpec) -> pa.Table:
     """
     decode = spec.decode
     members = {member.column: member for member in spec.options.images}
-    nulls = dict.fromkeys(spec.errors, pa.string())
+    nulls = dict(spec.made)
     decoded: set[Any] = set()
     if decode is not None:
         nulls |= {name: METADATA_COLUMNS[name] for name in decode.passed_on}

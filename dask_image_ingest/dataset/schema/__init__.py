@@ -11,6 +11,7 @@ from dask_image_ingest.dataset.schema.columns import (
     image_field,
     image_member,
     parse_image_extensions,
+    region_field,
 )
 
 __all__ = [
@@ -21,4 +22,5 @@ __all__ = [
     "image_field",
     "image_member",
     "parse_image_extensions",
+    "region_field",
 ]

@@ -33,6 +33,11 @@ METADATA_COLUMNS: dict[str, pa.DataType] = {
     "error": pa.string(),
 }
 
+#: Random region of an upright image, in pixels, and whether it is mirrored.
+REGION: Final = pa.struct(
+    [*((name, pa.int32()) for name in ("top", "left", "height", "width")), ("flipped", pa.bool_())]
+)
+
 #: Columns with values from an image's header.
 HEADERS: Final = ("format", "height", "width", "channels")
 
@@ -40,6 +45,11 @@ HEADERS: Final = ("format", "height", "width", "channels")
 def image_field(image: str, name: str) -> str:
     """The name of a column like ``height`` for an image column: that of ``image`` has no prefix."""
     return name if image == "image" else f"{image}.{name}"
+
+
+def region_field(image: str) -> str:
+    """The name of the column of type `REGION` for an image column."""
+    return f"{image}.region"
 
 
 # The most frequent extensions become columns: if keys contain dots, every member may have its own.
@@ -79,17 +89,21 @@ class Schema:
     """The columns of a collection, in order, with their Arrow types.
 
     ``inferred`` says that the extensions of the first shard became columns. Header columns have
-    the name of their image column as a prefix, except those of the first of ``images``.
+    the name of their image column as a prefix, except those of the first of ``images``. Those in
+    ``augmented`` have a column of random regions.
     """
 
     member_columns: tuple[MemberColumn, ...]
     inferred: bool = True
     sidecar: tuple[FileColumn, ...] = ()
     images: tuple[str, ...] = ("image",)
+    augmented: tuple[str, ...] = field(default=(), kw_only=True)
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "types", self._types())
+        regions = dict.fromkeys(map(region_field, self.augmented), REGION)
+        types = self._types()
+        object.__setattr__(self, "types", types | regions | types)
 
     def _types(self) -> dict[str, pa.DataType]:
         types = dict(METADATA_COLUMNS)
@@ -105,10 +119,11 @@ class Schema:
         return name if image == self.images[0] else image_field(image, name)
 
     @property
-    def errors(self) -> frozenset[str]:
-        """The error columns, filled by a decode; without those that a sidecar has."""
+    def made(self) -> frozenset[str]:
+        """The columns of errors and regions, made by a decode; without those that a sidecar has."""
         stored = {column.column for column in self.sidecar}
-        return frozenset(self.field(image, "error") for image in self.images) - stored
+        errors = {self.field(image, "error") for image in self.images}
+        return frozenset(errors.union(map(region_field, self.augmented)) - stored)
 
     @property
     def extensions(self) -> frozenset[str]:
@@ -333,3 +348,9 @@ class ImageMember:
     def fields(self) -> Iterator[str]:
         """The header columns of this image column: ``mask.height`` and the like."""
         return (image_field(self.column, name) for name in METADATA_COLUMNS if name[0] != "_")
+
+
+def augmented(images: Iterable[ImageMember]) -> tuple[str, ...]:
+    """The image columns that show a random region, or are mirrored at random."""
+    decodings = ((member.column, member.decoding) for member in images)
+    return tuple(column for column, decoding in decodings if decoding.augment or decoding.flips)
