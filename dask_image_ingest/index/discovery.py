@@ -101,7 +101,7 @@ def open_stored(index: IndexFile, storage_options: dict[str, Any] | None) -> Ite
     with ExitStack() as opened:
         cached = _tables.get(index.file) if index.file else None
         if cached is not None and index.file is not None:
-            content = opened.enter_context(open_late(index.file, storage_options))
+            content: ByteReader = opened.enter_context(open_late(index.file, storage_options))
             table = cached
         else:
             try:

@@ -17,17 +17,13 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO
 
 import numpy as np
 import pyarrow as pa
 from pyarrow import parquet
 
-from dask_image_ingest.storage import (
-    ByteReader,
-    LazyBytes,
-    Shard,
-)
+from dask_image_ingest.storage import ByteReader, LazyBytes, Shard
 from dask_image_ingest.tar import (
     BLOCK,
     SPAN_FIELDS,
@@ -55,15 +51,8 @@ _CHECKED = 4 << 10
 
 # Content checks that were passed: URL, size and version of a shard, and the parts. Cleared when
 # full.
-_passed: set[tuple[str, int, str, tuple[CheckedPart, ...]]] = set()
+_passed: set[tuple[str, int, str, tuple[tuple[int, str], ...]]] = set()
 _MOST_PASSED = 100_000
-
-
-class CheckedPart(NamedTuple):
-    """Bytes of a shard, as stored, that an index compares: where they begin, and their digest."""
-
-    start: int
-    digest: str
 
 
 # Small shards share a row group of at most so many rows, and bytes in memory.
@@ -85,7 +74,7 @@ class ShardFacts:
     inode
         Number of its file on a local disk; 0 of a remote one.
     checked
-        The parts by which it is known: the first bytes, and others. See `checked_parts`.
+        Start and digest of each part by which it is known; see `checked_parts`.
     samples
         Number of samples.
     members, pax, damage, interleaved, repeated
@@ -313,7 +302,7 @@ class ContentCheck:
     def __init__(self, facts: ShardFacts, shard: Shard) -> None:
         self._size = facts.size
         self._inode = facts.inode
-        self._parts = tuple(CheckedPart(*part) for part in facts.checked)
+        self._parts = tuple((at, digest) for at, digest in facts.checked)
         self._key = (shard.url, shard.size, shard.version, self._parts)
         is_version = bool(shard.version) and facts.version == shard.version
         self.is_due = not is_version and self._key not in _passed

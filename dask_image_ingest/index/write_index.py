@@ -365,10 +365,8 @@ def _write_one(
         if stage:  # staged by an interrupted run, and in the existing combined index
             known += [IndexFile(target, shard), _in_combined(shard, beside)]
         if folder is not None:  # published with the shard
-            known += [
-                IndexFile(index_place(shard.url, None), shard),
-                _in_combined(shard, folder_of(shard.url)[0]),
-            ]
+            published = IndexFile(index_place(shard.url, None), shard)
+            known += [published, _in_combined(shard, folder_of(shard.url)[0])]
         for place in known:
             if kept := _kept(place, storage_options, is_here=place.url in (own, target)):
                 outcome, data = kept

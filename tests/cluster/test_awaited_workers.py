@@ -7,14 +7,14 @@ from distributed import Client, LocalCluster
 from synthetic import write_shards
 
 import dask_image_ingest as dii
+from dask_image_ingest import client
 from dask_image_ingest.dataset.scan import partitioning
-from dask_image_ingest.frames import backend
 
 
 def test_auto_says_what_it_takes_while_there_is_no_worker(tmp_path, monkeypatch):
     # 4 photographs, 88 MiB decoded, and a machine that could hold anything.
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
-    monkeypatch.setattr(backend, "MEMORY_LIMIT", 1 << 50)
+    monkeypatch.setattr(client, "MEMORY_LIMIT", 1 << 50)
     monkeypatch.setattr(partitioning, "_DEFAULT_SIZE", 30 << 20)
     none = LocalCluster(n_workers=0, processes=False, dashboard_address=None)
     with none as cluster, Client(cluster):
@@ -57,7 +57,7 @@ def test_workers_are_known_whenever_the_client_updates_its_totals(tmp_path, monk
 
 def test_auto_says_what_it_takes_where_workers_have_no_limit(tmp_path, monkeypatch):
     write_shards(tmp_path, 1, 4, size=(2400, 3200), distinct=1)
-    monkeypatch.setattr(backend, "MEMORY_LIMIT", 1 << 50)
+    monkeypatch.setattr(client, "MEMORY_LIMIT", 1 << 50)
     monkeypatch.setattr(partitioning, "_DEFAULT_SIZE", 30 << 20)
     unlimited = LocalCluster(
         n_workers=1, processes=False, dashboard_address=None, memory_limit=None

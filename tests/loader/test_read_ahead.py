@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from small_frames import small_frame
 
-from dask_image_ingest.loader import Batches, FrameSource, Schedule
+from dask_image_ingest.loader import Batches, Schedule
 from dask_image_ingest.loader.position import Share
+from dask_image_ingest.loader.source import FrameSource
 
 
 class Reads(FrameSource):
@@ -49,6 +50,7 @@ def batches_of(source, depth, **options):
         batch_size=3,
         format="numpy",
         normalize=None,
+        channels_first=False,
         schedule=Schedule(**options),
         drop_last=False,
         prefetch=depth,

@@ -154,10 +154,11 @@ def test_memory_of_a_batch_is_used_again_but_not_while_it_is_held(ddf, context):
 
 
 def test_a_batch_is_whole_when_its_worker_was_killed(ddf):
+    others = set(multiprocessing.active_children())  # of tests before this one
     loader = ddf.images.dataloader(1, collate_fn=huge, num_workers=1, timeout=SECONDS)
     batches = iter(loader)
     held = [next(batches), next(batches)]
-    (worker,) = multiprocessing.active_children()
+    (worker,) = set(multiprocessing.active_children()) - others
     worker.kill()
     worker.join(SECONDS)
     assert [int(batch.min()) for batch in held] == [int(batch.max()) for batch in held] == [0, 1]
