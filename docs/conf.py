@@ -57,7 +57,7 @@ nitpick_ignore_regex = [
     # What some calls give; their docstrings tell what it can do.
     (
         "py:class",
-        r"(dask_image_ingest\..*\.)?(Source|Card|TorchDataset|BatchLoader|Versions|ReportPart)",
+        r"(dask_image_ingest\..*\.)?(Source|Card|TorchDataset|BatchLoader|Versions|ReportPart|PixelAugment)",
     ),
     # What only this package makes: arguments of a class that nobody calls.
     ("py:class", r"dask_image_ingest\..*\.(_\w+|FrameSource|Schedule|Share)"),

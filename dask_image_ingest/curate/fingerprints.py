@@ -234,8 +234,8 @@ def compute_fingerprints(
             whose PDQ is not near. Costs nothing beside ``"pdq"``, and 1 kB a row.
     variants
         Add PDQ of the image mirrored or turned, too: ``"mirrored"`` (left and right), ``"flipped"``
-        (top and bottom), ``"rotated90"`` and ``"rotated270"`` (counter-clockwise),
-        ``"rotated180"``, ``"transposed"``, ``"transversed"``.
+        (top and bottom), ``"rotated90"`` and ``"rotated270"`` (counter-clockwise; a quarter turn
+        is found with both), ``"rotated180"``, ``"transposed"``, ``"transversed"``.
     storage_options
         For ``"bytes"`` of remote shards; by default those of the read.
 

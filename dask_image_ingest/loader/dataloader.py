@@ -364,9 +364,9 @@ def make_dataloader(
 def _tell_of_threads() -> None:
     """Say, once in a process, that threads do with less what workers without Python do."""
     logger.warning(
-        "dataloader: num_workers=0 decodes on threads, ahead of the training, for less of the "
-        "cores and of the memory than workers; take workers if a function in Python, such as "
-        "collate_fn, has to run beside the training"
+        "the workers of this dataloader run no function in Python, such as a collate_fn: with "
+        "num_workers=0 threads of this process would decode, ahead of the training, for less of "
+        "the cores and of the memory"
     )
 
 

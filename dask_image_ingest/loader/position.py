@@ -60,8 +60,10 @@ class Position(NamedTuple):
             raise ArgumentError(f"start={tuple(other)!r}: this epoch ends after {self.rows:,} rows")
 
 
-def parse_start(start: int | Sequence[Any]) -> int | Position:
-    """Parse the argument ``start=``: a number of batches, or a position."""
+def parse_start(start: int | Sequence[Any] | None) -> int | Position:
+    """Parse the argument ``start=``: a number of batches, or a position; None is the begin."""
+    if start is None:
+        return 0
     advice = "pass how many batches to skip, or the position of an earlier iterator"
     if isinstance(start, (str, bytes)) or not isinstance(start, Sequence):
         return whole_number("start", start, 0, advice)
