@@ -98,11 +98,20 @@ INSTANCES = {
         "reduce_rows.xp": "class cupy",
     },
     "dask_image_ingest/curate/fingerprints.py": {
-        "pdq.xp": "class cupy",
+        "_pdq_of_reduced.xp": "class cupy",
+        "_thumbnails.xp": "class cupy",
         "_reduced.xp": "class cupy",
         "_hash.xp": "class cupy",
         "_quality.xp": "class cupy",
         "_cosines.xp": "class cupy",
+    },
+    "dask_image_ingest/curate/second_look.py": {
+        "correlations.xp": "class cupy",
+        "_correlations.xp": "class cupy",
+        "_standardized.xp": "class cupy",
+        "_fitted.xp": "class cupy",
+        "_crops.xp": "class cupy",
+        "_crop_weights.xp": "class cupy",
     },
     "dask_image_ingest/curate/quality.py": {
         "pixel_signals.xp": "class cupy",

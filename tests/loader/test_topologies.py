@@ -345,7 +345,7 @@ def test_positions_of_other_rows_are_refused(labelled):
         at(labelled, start=position._replace(row=61))
 
 
-WRONG = [[2, 1, 0], [-1, 0], [0, -1], [0], [0.0, 1], "00", None, -1, True, [0, 0, 1, 5, 7]]
+WRONG = [[2, 1, 0], [-1, 0], [0, -1], [0], [0.0, 1], "00", -1, True, [0, 0, 1, 5, 7]]
 
 
 @pytest.mark.parametrize("start", WRONG, ids=str)
