@@ -59,7 +59,7 @@ def test_frames_arrive_on_the_gpu_of_the_thread_that_asks_for_them(runtime, tmp_
         runtime.setDevice(3)
         with LazySource(ddf, "image") as opened:
             # No more of them than a GPU has room for, beside a model.
-            assert opened.prefetch() == 2
+            assert opened.default_prefetch() == 2
             assert client.sync(devices_of_dask) == (3, 3)
 
 

@@ -151,6 +151,7 @@ def play(monkeypatch, *modules):
     played = types.SimpleNamespace(**vars(plc) | {"Column": Played, "transform": transform})
     for module in modules:
         stand_ins = {"plc": played, "cupy": np, "require_gpu": lambda: None, "_read": _read}
+        stand_ins["_wait_for_cupy"] = lambda: None  # host memory has no streams
         for name, stand_in in stand_ins.items():
             if hasattr(module, name):
                 monkeypatch.setattr(module, name, stand_in)
