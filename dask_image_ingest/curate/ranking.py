@@ -379,7 +379,8 @@ def _thumbnails_of_ids(
             f"of {SIDE_OF_THUMBNAIL**2:,} pixels"
         )
     ids = row_ids(table, identity)
-    chosen = np.isin(ids, wanted) & (length.to_numpy() > 0)
+    # NumPy before 2.2 overflows where it chooses a table for ids of 64 bits.
+    chosen = np.isin(ids, wanted, kind="sort") & (length.to_numpy() > 0)
     lists = table[THUMBNAIL].filter(pa.array(chosen))
     pixels = pc.list_flatten(lists).to_numpy().astype(np.uint8)
     return np.searchsorted(wanted, ids[chosen]), pixels

@@ -61,17 +61,17 @@ def decode_images(
     interpolation: Interpolation = "bilinear",
     crop_from: int | None = None,
     augment: Augment | None = None,
-    transform: Callable[..., Any] | None = None,
-    mode: Mode = "RGB",
-    errors: ErrorPolicy = "null",
-    max_pixels: int | None = MAX_PIXELS,
     boxes: str | None = None,
     box_format: BoxFormat = "xyxy",
     box_labels: str | Sequence[str] | None = None,
     min_visibility: float = 0.0,
     points: str | Sequence[str] | None = None,
     coordinates: Coordinates = "pixels",
+    transform: Callable[..., Any] | None = None,
     view: int = 0,
+    mode: Mode = "RGB",
+    errors: ErrorPolicy = "null",
+    max_pixels: int | None = MAX_PIXELS,
     allow_pipes: bool = False,
     storage_options: dict[str, Any] | None = None,
 ) -> Frame:
@@ -96,13 +96,17 @@ def decode_images(
         in Hugging Face tables. Rows without bytes are ``missing``: a path alone is not opened. The
         images take its place, or with a mapping, ``{"image": "jpg"}``, are a new column. To decode
         several columns with different options, call the function once for each.
-    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels
+    size, resize, interpolation, crop_from, augment
         As for :func:`read_webdataset_images`.
     boxes, box_format, box_labels, min_visibility, points, coordinates
         As for :func:`read_webdataset_images`; they follow the first of the image columns.
+    transform
+        As for :func:`read_webdataset_images`.
     view
         Which random numbers of a sample: images of one view get the same region and the same random
         transform, as an image and its mask should, and those of another view others.
+    mode, errors, max_pixels
+        As for :func:`read_webdataset_images`.
     allow_pipes, storage_options
         As for :func:`read_webdataset_images`.
 

@@ -70,17 +70,17 @@ def read_parquet_images(
     interpolation: Interpolation = "bilinear",
     crop_from: int | None = None,
     augment: Augment | None = None,
-    transform: Callable[..., Any] | None = None,
-    mode: Mode = "RGB",
-    errors: ErrorPolicy = "null",
-    max_pixels: int | None = MAX_PIXELS,
-    backend: Literal["cudf", "pandas"] | None = None,
     boxes: str | None = None,
     box_format: BoxFormat = "xyxy",
     box_labels: str | Sequence[str] | None = None,
     min_visibility: float = 0.0,
     points: str | Sequence[str] | None = None,
     coordinates: Coordinates = "pixels",
+    transform: Callable[..., Any] | None = None,
+    mode: Mode = "RGB",
+    errors: ErrorPolicy = "null",
+    max_pixels: int | None = MAX_PIXELS,
+    backend: Literal["cudf", "pandas"] | None = None,
     partition_size: int | str | None = "auto",
     storage_options: dict[str, Any] | None = None,
     decode: bool = True,
@@ -111,9 +111,11 @@ def read_parquet_images(
         The column of the files with the key of each row, for ``__key__``. By default a column
         ``__key__`` if there is one, else the names of the files and the numbers of the rows:
         ``train-00000/00000000`` is the first of ``train-00000.parquet``.
-    size, resize, interpolation, crop_from, augment, transform, mode, errors, max_pixels, backend
+    size, resize, interpolation, crop_from, augment
         As for :func:`read_webdataset_images`.
     boxes, box_format, box_labels, min_visibility, points, coordinates
+        As for :func:`read_webdataset_images`.
+    transform, mode, errors, max_pixels, backend
         As for :func:`read_webdataset_images`.
     partition_size
         Decoded bytes that a partition may hold, for example ``"512 MiB"``; ``"auto"`` as for
