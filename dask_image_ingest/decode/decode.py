@@ -109,6 +109,11 @@ def decode_in_batches(
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
     schedule = BatchPlanner(images, decoding)
     dali = schedule.decoders()
+    # Those of the whole images neither augment nor transform.
+    augmenting = [
+        decoders_for(view) if others and (view.pixel_augments or view.transform) else dali
+        for view in decodings
+    ]
     scaled = None
     if decoding.scaled and any_reduced(images.headers, decoding):
         scaled = ScaledDecoder(decoding, dali)
@@ -121,14 +126,15 @@ def decode_in_batches(
                 row for row, image in zip(batch.dali_rows, found, strict=False) if image is None
             )
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
-            for view, buffer, view_shapes in zip(decodings, buffers, shapes, strict=True):
+            views = zip(decodings, augmenting, buffers, shapes, strict=True)
+            for view, decoders, buffer, view_shapes in views:
                 if others:
                     made: Any = _cut(decoded, rows, images, view)
                 elif decoding.resized_here:
                     made = _resized(decoded, rows, batch, decoding)
                 else:
                     made = decoded
-                made = _augmented(made, rows, images, view, None if others else dali)
+                made = _augmented(made, rows, images, view, decoders)
                 view_shapes[rows] = _shapes(made)
                 if itemsizes is not None:
                     itemsizes[rows] = [image.dtype.itemsize for image in made]
@@ -158,12 +164,11 @@ def _augmented(
     rows: list[int],
     images: EncodedImages,
     decoding: DecodeSpec,
-    dali: DecoderSet | None,
+    dali: DecoderSet,
 ) -> ImageBatch:
-    """Apply the augmentations of pixels, and the transform; ``dali`` is None if not yet known."""
-    if not rows or not (decoding.pixel_augments or decoding.transform):
+    """Apply the augmentations of pixels, and the transform, if there are any."""
+    if not rows or (dali.augments is None and dali.transform is None):
         return decoded
-    dali = dali or decoders_for(decoding)
     origins = [decoding.drawn(images.origin(row)) for row in rows]
     if dali.augments is not None:
         decoded = dali.augments.run(decoded, origins)
