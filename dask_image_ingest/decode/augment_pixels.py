@@ -25,7 +25,7 @@ from dask_image_ingest.decode.augment import (
     Step,
     draw_steps,
 )
-from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.decode.buffers import Origin, shapes_of
 from dask_image_ingest.decode.dali import (
     BatchPipeline,
     conditional_pipeline,
@@ -65,14 +65,13 @@ class PixelAugments:
         """Augment the images of a batch: DALI's on a GPU, else what converts to arrays."""
         if self._dali is None:
             return list(decode_pool().map(self._augmented, images, origins))
-        shapes = images.shape() if not isinstance(images, list) else [i.shape() for i in images]
-        return self._dali.run(images, list(map(self._steps, shapes, origins)))
+        return self._dali.run(images, list(map(self._steps, shapes_of(images), origins)))
 
     def _augmented(self, image: Any, origin: Origin) -> np.ndarray:
         array = np.asarray(image)
         return apply_steps(array, self._steps(array.shape, origin))
 
-    def _steps(self, shape: Sequence[int], origin: Origin) -> Steps:
+    def _steps(self, shape: Sequence[int] | np.ndarray, origin: Origin) -> Steps:
         drawn = draw_steps(self._augments, int(shape[0]), int(shape[1]), origin)
         return [
             (UNCHANGED if self._moves_only and step.operation not in _MOVES else step, augment)

@@ -111,6 +111,17 @@ class PixelBuffer(Protocol):
         """All bytes as one array."""
 
 
+def shapes_of(images: ImageBatch) -> np.ndarray:
+    """Shapes of a batch as in `PixelBuffer.append`: int32 (images, 3)."""
+    shapes = map(shape_of, images) if isinstance(images, list) else images.shape()
+    return np.array(list(shapes), np.int32).reshape(-1, 3)
+
+
+def shape_of(image: Any) -> tuple[int, ...]:
+    """Height, width and channels of an array or a DALI tensor."""
+    return image.shape() if callable(image.shape) else image.shape
+
+
 @dataclass(frozen=True)
 class Pixels:
     """The decoded images of a partition.

@@ -15,7 +15,13 @@ import numpy as np
 from dask_image_ingest.client import refuse_other_version
 from dask_image_ingest.computing import BAD, DECODED, count
 from dask_image_ingest.decode import crash_log
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, Pixels
+from dask_image_ingest.decode.buffers import (
+    EncodedImages,
+    PixelBuffer,
+    Pixels,
+    shape_of,
+    shapes_of,
+)
 from dask_image_ingest.decode.crash_guard import crashed, decode_guarded
 from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -135,7 +141,7 @@ def decode_in_batches(
                 else:
                     made = decoded
                 made = _augmented(made, rows, images, view, decoders)
-                view_shapes[rows] = _shapes(made)
+                view_shapes[rows] = shapes_of(made)
                 if itemsizes is not None:
                     itemsizes[rows] = [image.dtype.itemsize for image in made]
                 buffer.append(made)
@@ -213,7 +219,7 @@ def _with_pillow(
     by_row = {
         row: image
         for row, image in zip(batch.dali_rows, images, strict=True)
-        if image is not None and _as_expected(_shape(image), row, batch, schedule)
+        if image is not None and _as_expected(shape_of(image), row, batch, schedule)
     }
     for row in batch.rows:
         if errors[row] is None and row not in by_row and row not in batch.by_pillow:
@@ -221,16 +227,6 @@ def _with_pillow(
     by_row.update(_pillow_outputs(batch, errors, schedule.decoding, dali))
     rows = [row for row in batch.rows if row in by_row]
     return rows, [by_row[row] for row in rows]
-
-
-def _shapes(images: ImageBatch) -> Any:
-    if not isinstance(images, list):
-        return images.shape()
-    return np.array([_shape(image) for image in images], np.int32).reshape(-1, 3)
-
-
-def _shape(image: Any) -> tuple[int, ...]:
-    return image.shape() if callable(image.shape) else image.shape
 
 
 def _pillow_outputs(

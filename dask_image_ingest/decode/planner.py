@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.augment_pixels import PixelAugments
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer
+from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, shapes_of
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     DaliDecoder,
@@ -33,6 +33,7 @@ from dask_image_ingest.decode.pillow import decode_region
 from dask_image_ingest.decode.random_crop import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
+from dask_image_ingest.typedefs import ImageBatch
 
 # Sets of options that queries use at the same time.
 _CACHE_SIZE = 3
@@ -121,29 +122,26 @@ def resize_arrays(
     """
     resize = _resize_on_gpu if decoding.device == "gpu" else _resize_on_cpu
     shapes = [np.zeros((0, 3), np.int32)]
-    for images, batch_shapes in resize(arrays, decoding):
-        shapes.append(np.asarray(batch_shapes, np.int32))
+    for images in resize(arrays, decoding):
+        shapes.append(shapes_of(images))
         buffer.append(images)
     return np.concatenate(shapes)
 
 
-def _resize_on_cpu(
-    arrays: Sequence[np.ndarray], decoding: DecodeSpec
-) -> Iterator[tuple[list[ResizedImage], list[tuple[int, ...]]]]:
+def _resize_on_cpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[ImageBatch]:
     images = [
         ResizedImage(array, decoding.geometry(*array.shape[:2]), decoding.filter)
         for array in arrays
     ]
     if images:
-        yield images, [image.shape for image in images]
+        yield images
 
 
-def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[tuple[Any, Any]]:
+def _resize_on_gpu(arrays: Sequence[np.ndarray], decoding: DecodeSpec) -> Iterator[ImageBatch]:
     dali = decoders_for(decoding)
     for start in range(0, len(arrays), _RESIZE_BATCH):
         batch = arrays[start : start + _RESIZE_BATCH]
-        images = dali.resize([(image, Region.whole(image)) for image in batch])
-        yield images, images.shape()
+        yield dali.resize([(image, Region.whole(image)) for image in batch])
 
 
 # Limit of a batch's decoded bytes; DALI holds two batches. A process with one decoding thread has
