@@ -187,8 +187,7 @@ class DaliSteps:
             rows = [slot.numbers(image[number][0]) for image in steps]
             inputs[_NUMBERS.format(number)] = np.array(rows, np.float32)
         with self._lock:
-            self._pipeline.schedule(**inputs)
-            (augmented,) = self._pipeline.collect()
+            (augmented,) = self._pipeline.run(**inputs)
         return augmented
 
     def _build(self) -> Any:

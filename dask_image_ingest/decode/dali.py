@@ -183,38 +183,33 @@ class BatchPipeline:
         """Have the next batch get a new pipeline."""
         self._pipeline = None
 
-    def schedule(self, **inputs: Any) -> None:
-        """Start a batch; ``inputs`` by the names of the pipeline's external sources."""
-        self.build()
-        try:
-            # Keep a reference: DALI reads this memory without a copy.
-            self._pipeline.inputs_underway = inputs
-            for name, batch in inputs.items():
-                self._pipeline.feed_input(name, batch)
-            self._pipeline.schedule_run()
-        except BaseException:
-            self.drop()
-            raise
+    def run(self, **inputs: Any) -> Any:
+        """Run a batch; ``inputs`` by the names of the pipeline's external sources.
 
-    def collect(self) -> Any:
-        """Wait for the batch and return the tensor list of each output.
+        Returns
+        -------
+        tuple of tensor lists
+            Each output.
 
         Raises
         ------
         RuntimeError
             If an operator fails. Unless the pipeline survives, the next batch gets a new one.
         """
+        self.build()
         try:
+            # DALI reads this memory without a copy; ``inputs`` keeps it until there are outputs.
+            for name, batch in inputs.items():
+                self._pipeline.feed_input(name, batch)
+            self._pipeline.schedule_run()
             outputs = self._pipeline.share_outputs()
-        except RuntimeError as error:
-            if self._survives(str(error)):
-                self._pipeline.inputs_underway = None
-            else:
+            # They stay valid: in DALI's default execution model they own their buffers.
+            self._pipeline.release_outputs()
+        except BaseException as error:
+            # Otherwise, after an interrupt, the next batch would get the outputs of this one.
+            if not (isinstance(error, RuntimeError) and self._survives(str(error))):
                 self.drop()
             raise
-        # The outputs stay valid: in DALI's default execution model they own their buffers.
-        self._pipeline.release_outputs()
-        self._pipeline.inputs_underway = None
         return outputs
 
     def abandon(self) -> None:
@@ -363,8 +358,7 @@ class DaliDecoder:
             self._batch_pipeline.drop()
         try:
             # Taken out of the dict, so that nothing else holds the files once they are decoded.
-            self._batch_pipeline.schedule(**{name: inputs.pop(name) for name in [*inputs]})
-            (images,) = self._batch_pipeline.collect()
+            (images,) = self._batch_pipeline.run(**{name: inputs.pop(name) for name in [*inputs]})
             return images
         except RuntimeError as error:
             # One image that DALI can't decode fails the batch.

@@ -313,8 +313,7 @@ class _TransformPipeline:
             for operator, seed in enumerate(self._seeds):
                 state = first_state(firsts[number], seed)
                 inputs[state_name(lane, operator)] = np.tile(state, (len(batch), 1))
-        self._pipeline.schedule(**inputs)
-        outputs = list(self._pipeline.collect())[: len(batches)]
+        outputs = list(self._pipeline.run(**inputs))[: len(batches)]
         for output in outputs:
             _check_output(output)
         return outputs

@@ -88,10 +88,11 @@ FAULTS = (
         {"    _wait_for_cupy()\n    offsets": "    offsets"},
     ),
     Fault(
-        "DALI's inputs are not kept",
+        "a copy of DALI's inputs is not kept",
         DALI,
         {
-            "self._pipeline.inputs_underway = inputs\n": "pass\n",
+            "self._pipeline.feed_input(name, batch)": "self._pipeline.feed_input(name, batch if "
+            "isinstance(batch, (list, np.ndarray)) else tensor_list([*map(np.array, batch)]))",
         },
     ),
     Fault(
