@@ -389,7 +389,12 @@ def litdata(paths: list[str], job: Job) -> Epochs:
         verbose=False,
     )
     dataset = litdata.StreamingDataset(f"{folder}/optimized", shuffle=True)
-    loader = litdata.StreamingDataLoader(
+    return decoded_in_workers(litdata.StreamingDataLoader, dataset, job)
+
+
+def decoded_in_workers(loader_class: Any, dataset: Any, job: Job) -> Epochs:
+    """Samples with encoded images, decoded in the workers of a DataLoader."""
+    loader = loader_class(
         dataset,
         batch_size=BATCH,
         num_workers=WORKERS,
@@ -448,14 +453,7 @@ def hugging_face(paths: list[str], job: Job) -> Epochs:
         "webdataset", data_files={"train": paths}, split="train", streaming=True
     )
     shards = shards.cast_column("jpg", datasets.Image(decode=False)).shuffle(0, buffer_size=1000)
-    loader = torch.utils.data.DataLoader(
-        shards,
-        batch_size=BATCH,
-        num_workers=WORKERS,
-        persistent_workers=True,
-        collate_fn=CollateSamples(job),
-    )
-    return lambda: loader
+    return decoded_in_workers(torch.utils.data.DataLoader, shards, job)
 
 
 def ray_data(paths: list[str], job: Job) -> Epochs:
