@@ -14,7 +14,15 @@ from dask_image_ingest.arguments import check_choice, list_of_names, shown
 from dask_image_ingest.dataset.schema.columns import REGION
 from dask_image_ingest.decode import DecodeSpec, Placement, Placements
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, is_any_list, is_list, is_number, nesting, one_chunk
+from dask_image_ingest.frames import (
+    backend_of,
+    is_any_list,
+    is_list,
+    is_number,
+    list_array,
+    nesting,
+    one_chunk,
+)
 from dask_image_ingest.typedefs import DataFrame
 
 #: Numbers of a box: two corners, or a corner and the size.
@@ -282,10 +290,7 @@ class _Lists(NamedTuple):
         values[self._places(numbers.shape[1])] = numbers
         array = pa.array(values)
         for type_, lengths in reversed(self.levels):
-            if is_list(type_):
-                array = _list_array(type_, lengths, array)
-            else:
-                array = pa.FixedSizeListArray.from_arrays(array, type_.list_size)
+            array = list_array(type_, lengths, array)
         return array
 
 
@@ -308,9 +313,4 @@ def _filtered(lists: pa.Array, is_left: np.ndarray) -> pa.Array:
     lengths = pc.list_value_length(lists).to_numpy()
     rows = np.arange(len(lists)).repeat(lengths)
     left = np.bincount(rows[is_left], minlength=len(lists))
-    return _list_array(lists.type, left, lists.flatten().filter(pa.array(is_left)))
-
-
-def _list_array(type_: pa.DataType, lengths: np.ndarray, items: pa.Array) -> pa.Array:
-    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
-    return kind.from_arrays(np.concatenate([[0], np.cumsum(lengths)]), items)
+    return list_array(lists.type, left, lists.flatten().filter(pa.array(is_left)))
