@@ -295,6 +295,7 @@ def make_decode_spec(
     interpolation: str = "bilinear",
     crop_from: int | None = None,
     scaled_decode: bool = False,
+    view: int = 0,
 ) -> DecodeSpec:
     """Validate a user's arguments.
 
@@ -371,6 +372,7 @@ def make_decode_spec(
         interpolation=cast(Interpolation, interpolation),
         crop_from=_crop_from(crop_from, target, resize),
         pixel_augments=pixel_augments,
+        view=whole_number("view", view, 0, "pass the number of the view, from 0", most=2**31),
     )
 
 
