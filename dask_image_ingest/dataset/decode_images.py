@@ -177,7 +177,7 @@ def decode_images(
             decoding,
             errors,
             storage_options,
-            region=region_field(name) if decoding.augment or decoding.flips else None,
+            region=region_field(name) if decoding.is_placed_at_random else None,
             annotations=None if number else annotations,
         )
         for number, name in enumerate(references or (into,))

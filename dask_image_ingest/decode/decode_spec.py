@@ -170,6 +170,11 @@ class DecodeSpec:
         return any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
 
     @property
+    def is_placed_at_random(self) -> bool:
+        """True if images show a random region, or are mirrored at random: see `placement`."""
+        return self.augment is not None or self.flips
+
+    @property
     def moves(self) -> PixelAugment | None:
         """The first augmentation that turns, shears or shifts pixels; None without."""
         moving = (one for one in self.pixel_augments if isinstance(one, Operations))

@@ -42,11 +42,11 @@ def regions(placements: Sequence[Placement | None]) -> pa.StructArray:
 
 
 def parse_annotations(
-    boxes: Any | None,
+    boxes: str | None,
     box_format: BoxFormat,
-    box_labels: Any | Sequence[Any] | None,
+    box_labels: str | Sequence[str] | None,
     min_visibility: float,
-    points: Any | Sequence[Any] | None,
+    points: str | Sequence[str] | None,
     coordinates: Coordinates,
     decode: bool = True,
 ) -> Annotations | None:
@@ -77,7 +77,7 @@ def parse_annotations(
     return Annotations(boxes, box_format, labels, float(min_visibility), places, coordinates)
 
 
-def _names(argument: str, value: Any) -> tuple[str, ...]:
+def _names(argument: str, value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(list_of_names(argument, [value] if isinstance(value, str) else value, "columns"))
 
 
