@@ -153,6 +153,13 @@ class Annotations:
         names = (self.boxes, *(self.box_labels or ()), *self.points)
         return [name for name in dict.fromkeys(names) if name is not None]
 
+    @property
+    def _groups(self) -> list[list[Any]]:
+        """The boxes with the columns that are aligned with them; each other column by itself."""
+        aligned = [] if self.boxes is None else [self.boxes, *(self.box_labels or ())]
+        others = [[name] for name in self.points if name not in aligned]
+        return [aligned, *others] if aligned else others
+
     def selected(self, names: Collection[Any]) -> Annotations | None:
         """All of them if one is named: lists that are aligned decide together; else None."""
         return None if {*self.columns}.isdisjoint(names) else self
@@ -176,9 +183,7 @@ class Annotations:
         table = backend.to_arrow(frame[self.columns])
         arrays = {name: one_chunk(table.column(place)) for place, name in enumerate(self.columns)}
         placed = np.array([placement is not None for placement in placements], np.bool_)
-        aligned = self.boxes is not None and [self.boxes, *(self.box_labels or ())]
-        others = [[name] for name in self.points if not aligned or name not in aligned]
-        for names in [*([aligned] if aligned else []), *others]:
+        for names in self._groups:
             group = {name: arrays[name] for name in names}
             rows = np.flatnonzero(placed & self._is_complete(group))
             some = Placements([p for row in rows.tolist() if (p := placements[row]) is not None])
