@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, TypeVar
 
 from dask_image_ingest.arguments import (
@@ -12,7 +11,6 @@ from dask_image_ingest.arguments import (
     check_storage_options,
     list_of_names,
     shown,
-    whole_number,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.read_options import ErrorPolicy
@@ -162,9 +160,8 @@ def decode_images(
         augment=augment,
         transform=transform,
         max_pixels=max_pixels,
+        view=view,
     )
-    advice = "pass the number of the view, from 0"
-    decoding = replace(decoding, view=whole_number("view", view, 0, advice, most=2**31))
     annotations = parse_annotations(
         boxes, box_format, box_labels, min_visibility, points, coordinates
     )
@@ -180,7 +177,7 @@ def decode_images(
             decoding,
             errors,
             storage_options,
-            region=region_field(name) if decoding.augment or decoding.flips else None,
+            region=region_field(name) if decoding.is_placed_at_random else None,
             annotations=None if number else annotations,
         )
         for number, name in enumerate(references or (into,))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 from dask_image_ingest.arguments import (
@@ -138,21 +138,17 @@ def _image_members(
             f"image={shown(image)}: one of the columns of a mapping is 'image', as in "
             "{'image': 'jpg', 'mask': ImageColumn('seg.png', mode='labels')}"
         )
-    members: dict[str, ImageMember] = {}
-    for name, value in image.items():
+    members: list[ImageMember] = []
+    for name, value in {"image": image["image"], **image}.items():
         if not isinstance(name, str) or not name or not is_utf8(name) or name in METADATA_COLUMNS:
             raise ArgumentError(f"image=: {name!r} can't be the name of an image column")
         own = _own_options(name, value, options) if isinstance(value, ImageColumn) else {}
-        extensions = value.image if isinstance(value, ImageColumn) else value
-        members[name] = ImageMember(name, parse(extensions), make_decode_spec(**{**options, **own}))
-    return tuple(_views([members.pop("image"), *members.values()]))
-
-
-def _views(members: Sequence[ImageMember]) -> Iterator[ImageMember]:
-    """Number the columns of one member, so that each draws for itself."""
-    for number, member in enumerate(members):
-        same = [other for other in members[:number] if {*other.extensions} & {*member.extensions}]
-        yield replace(member, decoding=replace(member.decoding, view=len(same)))
+        extensions = parse(value.image if isinstance(value, ImageColumn) else value)
+        # Columns of one member are views of it, each of which draws for itself.
+        view = sum(not {*extensions}.isdisjoint(member.extensions) for member in members)
+        decoding = make_decode_spec(**{**options, **own, "view": view})
+        members.append(ImageMember(name, extensions, decoding))
+    return tuple(members)
 
 
 # Options of a read that a column may have of its own.

@@ -170,6 +170,11 @@ class DecodeSpec:
         return any(isinstance(one, RandomHorizontalFlip) for one in self.pixel_augments)
 
     @property
+    def is_placed_at_random(self) -> bool:
+        """True if images show a random region, or are mirrored at random: see `placement`."""
+        return self.augment is not None or self.flips
+
+    @property
     def moves(self) -> PixelAugment | None:
         """The first augmentation that turns, shears or shifts pixels; None without."""
         moving = (one for one in self.pixel_augments if isinstance(one, Operations))
@@ -295,6 +300,7 @@ def make_decode_spec(
     interpolation: str = "bilinear",
     crop_from: int | None = None,
     scaled_decode: bool = False,
+    view: int = 0,
 ) -> DecodeSpec:
     """Validate a user's arguments.
 
@@ -371,6 +377,7 @@ def make_decode_spec(
         interpolation=cast(Interpolation, interpolation),
         crop_from=_crop_from(crop_from, target, resize),
         pixel_augments=pixel_augments,
+        view=whole_number("view", view, 0, "pass the number of the view, from 0", most=2**31),
     )
 
 

@@ -244,6 +244,23 @@ class NullsError(ValueError):
     """Raised for integers or booleans with nulls, which an array has no value for."""
 
 
+def list_array(
+    type_: pa.DataType, lengths: np.ndarray, items: pa.Array, mask: pa.Array | None = None
+) -> pa.Array:
+    """Lists of a list type, or lists like these of other items, one after the other in ``items``.
+
+    ``mask`` marks null lists; those of fixed length have none.
+    """
+    item = type_.value_field.with_type(items.type)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.FixedSizeListArray.from_arrays(items, type=pa.list_(item, type_.list_size))
+    large = pa.types.is_large_list(type_)
+    ends = np.cumsum(lengths, dtype=np.int64)
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int64() if large else pa.int32())
+    kind, lists = (pa.LargeListArray, pa.large_list) if large else (pa.ListArray, pa.list_)
+    return kind.from_arrays(offsets, items, type=lists(item), mask=mask)
+
+
 def row_values(column: pa.Array) -> list[Any]:
     """Each row of an Arrow column; None for null.
 

@@ -306,9 +306,9 @@ class Batches:
 
     @property
     def differs_by_epoch(self) -> bool:
-        """True if another epoch has another order or other random crops."""
+        """True if another epoch has another order or other random augmentations."""
         shuffled = self._schedule.shuffle is not None
-        return shuffled or any(source.has_random_crops for source in self._sources)
+        return shuffled or any(source.is_augmented for source in self._sources)
 
     @property
     def is_at_end(self) -> bool:

@@ -43,8 +43,8 @@ from dask_image_ingest.dataset.references import (
     Decode,
     EncodedAhead,
     LastDecode,
-    has_random_crops,
     image_shape,
+    is_augmented,
     known_lengths,
     last_decode,
     persist_moves,
@@ -235,8 +235,8 @@ class FrameSource:
         return False
 
     @property
-    def has_random_crops(self) -> bool:
-        """True if ``augment=`` is yet to draw its regions."""
+    def is_augmented(self) -> bool:
+        """True if ``augment=`` is yet to draw its random numbers."""
         return False
 
     def references(self) -> ReferenceSource | None:
@@ -406,8 +406,8 @@ class LazySource(FrameSource):
         return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
 
     @property
-    def has_random_crops(self) -> bool:
-        return has_random_crops(self._frame.expr)
+    def is_augmented(self) -> bool:
+        return is_augmented(self._frame.expr)
 
     def references(self) -> ReferenceSource | None:
         decode = last_decode(self._rows.expr)

@@ -25,6 +25,7 @@ from dask_image_ingest.frames import (
     is_list,
     is_text,
     is_value,
+    list_array,
     parse_type,
     tensor_array,
     tensor_type,
@@ -271,10 +272,8 @@ def _lists(name: str, rows: Sequence[Any], type_: pa.DataType, mask: pa.Array) -
         items: Any = np.concatenate([np.empty(0, item.to_pandas_dtype()), *lists])
     else:
         items = list(chain.from_iterable(lists))
-    is_large = pa.types.is_large_list(type_)
-    ends = np.cumsum([0, *map(len, lists)], dtype=np.int64 if is_large else np.int32)
-    kind = pa.LargeListArray if is_large else pa.ListArray
-    return kind.from_arrays(pa.array(ends), arrow_rows(name, items, item), type=type_, mask=mask)
+    lengths = np.array([len(items) for items in lists], np.int64)
+    return list_array(type_, lengths, arrow_rows(name, items, item), mask)
 
 
 def _items(name: str, row: Any, type_: pa.DataType) -> Any:

@@ -7,7 +7,7 @@ with pixels and errors, and the optimiser rules that place the decode after shuf
 from dask_image_ingest.dataset.references.chunks import (
     ChunkedMap,
     LastDecode,
-    has_random_crops,
+    is_augmented,
     known_lengths,
     last_decode,
     persist_moves,
@@ -46,8 +46,8 @@ __all__ = [
     "encoded_by",
     "fetch_encoded",
     "field_of",
-    "has_random_crops",
     "image_shape",
+    "is_augmented",
     "known_lengths",
     "last_decode",
     "persist_moves",

@@ -170,10 +170,11 @@ def _decode_rows(
     fetch_bytes: Fetch = fetch_rows,
 ) -> DataFrame:
     decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)
-    # In the order of the rows: on another backend, what is decoded comes last.
-    names = dict.fromkeys([*rows.columns, *decoded.columns])
-    decoded = decoded[[name for name in names if name in decoded.columns]]
-    return (decoded if steps is None else steps.function(decoded))[list(columns)]
+    if steps is not None:
+        # In the order of the rows: on another backend, what is decoded comes last.
+        names = dict.fromkeys([*rows.columns, *decoded.columns])
+        decoded = steps.function(decoded[[name for name in names if name in decoded.columns]])
+    return decoded[list(columns)]
 
 
 @dataclass(frozen=True)
@@ -399,8 +400,8 @@ def with_bad_rows(expr: dx.Expr, columns: Sequence[str]) -> dx.Expr:
     return dx.Projection(Decode(decode.frame, decode.images), list(expr.columns))
 
 
-def has_random_crops(expr: dx.Expr) -> bool:
-    """True if some images of a query are random regions."""
+def is_augmented(expr: dx.Expr) -> bool:
+    """True if some images of a query are decoded with ``augment=``."""
     decodes = expr.find_operations(Decode)
     return any(image.decoding.is_augmented for node in decodes for image in node.images)
 

@@ -161,7 +161,7 @@ class Decode(AppendsColumns, PreservesRows):
 
     @property
     def added(self) -> frozenset[Any]:
-        """The columns of images and their errors."""
+        """The columns that the decode creates or changes."""
         return frozenset(name for image in self.images for name in image.columns)
 
     @property

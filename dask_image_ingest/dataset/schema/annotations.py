@@ -14,7 +14,15 @@ from dask_image_ingest.arguments import check_choice, list_of_names, shown
 from dask_image_ingest.dataset.schema.columns import REGION
 from dask_image_ingest.decode import DecodeSpec, Placement, Placements
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import backend_of, is_any_list, is_list, is_number, nesting, one_chunk
+from dask_image_ingest.frames import (
+    backend_of,
+    is_any_list,
+    is_list,
+    is_number,
+    list_array,
+    nesting,
+    one_chunk,
+)
 from dask_image_ingest.typedefs import DataFrame
 
 #: Numbers of a box: two corners, or a corner and the size.
@@ -34,11 +42,11 @@ def regions(placements: Sequence[Placement | None]) -> pa.StructArray:
 
 
 def parse_annotations(
-    boxes: Any | None,
+    boxes: str | None,
     box_format: BoxFormat,
-    box_labels: Any | Sequence[Any] | None,
+    box_labels: str | Sequence[str] | None,
     min_visibility: float,
-    points: Any | Sequence[Any] | None,
+    points: str | Sequence[str] | None,
     coordinates: Coordinates,
     decode: bool = True,
 ) -> Annotations | None:
@@ -69,7 +77,7 @@ def parse_annotations(
     return Annotations(boxes, box_format, labels, float(min_visibility), places, coordinates)
 
 
-def _names(argument: str, value: Any) -> tuple[str, ...]:
+def _names(argument: str, value: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(list_of_names(argument, [value] if isinstance(value, str) else value, "columns"))
 
 
@@ -145,6 +153,13 @@ class Annotations:
         names = (self.boxes, *(self.box_labels or ()), *self.points)
         return [name for name in dict.fromkeys(names) if name is not None]
 
+    @property
+    def _groups(self) -> list[list[Any]]:
+        """The boxes with the columns that are aligned with them; each other column by itself."""
+        aligned = [] if self.boxes is None else [self.boxes, *(self.box_labels or ())]
+        others = [[name] for name in self.points if name not in aligned]
+        return [aligned, *others] if aligned else others
+
     def selected(self, names: Collection[Any]) -> Annotations | None:
         """All of them if one is named: lists that are aligned decide together; else None."""
         return None if {*self.columns}.isdisjoint(names) else self
@@ -168,9 +183,7 @@ class Annotations:
         table = backend.to_arrow(frame[self.columns])
         arrays = {name: one_chunk(table.column(place)) for place, name in enumerate(self.columns)}
         placed = np.array([placement is not None for placement in placements], np.bool_)
-        aligned = self.boxes is not None and [self.boxes, *(self.box_labels or ())]
-        others = [[name] for name in self.points if not aligned or name not in aligned]
-        for names in [*([aligned] if aligned else []), *others]:
+        for names in self._groups:
             group = {name: arrays[name] for name in names}
             rows = np.flatnonzero(placed & self._is_complete(group))
             some = Placements([p for row in rows.tolist() if (p := placements[row]) is not None])
@@ -282,10 +295,7 @@ class _Lists(NamedTuple):
         values[self._places(numbers.shape[1])] = numbers
         array = pa.array(values)
         for type_, lengths in reversed(self.levels):
-            if is_list(type_):
-                array = _list_array(type_, lengths, array)
-            else:
-                array = pa.FixedSizeListArray.from_arrays(array, type_.list_size)
+            array = list_array(type_, lengths, array)
         return array
 
 
@@ -308,9 +318,4 @@ def _filtered(lists: pa.Array, is_left: np.ndarray) -> pa.Array:
     lengths = pc.list_value_length(lists).to_numpy()
     rows = np.arange(len(lists)).repeat(lengths)
     left = np.bincount(rows[is_left], minlength=len(lists))
-    return _list_array(lists.type, left, lists.flatten().filter(pa.array(is_left)))
-
-
-def _list_array(type_: pa.DataType, lengths: np.ndarray, items: pa.Array) -> pa.Array:
-    kind = pa.LargeListArray if pa.types.is_large_list(type_) else pa.ListArray
-    return kind.from_arrays(np.concatenate([[0], np.cumsum(lengths)]), items)
+    return list_array(lists.type, left, lists.flatten().filter(pa.array(is_left)))

@@ -28,10 +28,12 @@ from dask_image_ingest.frames import (
     as_lists,
     as_tensors,
     has_type,
+    is_any_list,
     is_bytes,
     is_list,
     is_number,
     is_text,
+    list_array,
     list_sizes,
     nesting,
     parse_type,
@@ -160,26 +162,14 @@ def _lists(arrays: Sequence[np.ndarray | None], type_: pa.DataType) -> pa.Array:
         np.concatenate([np.empty(0, dtype), *(a.ravel() for a in present)], dtype=dtype)
     )
     types = [type_]
-    while is_list(types[-1].value_type) or pa.types.is_fixed_size_list(types[-1].value_type):
+    while is_any_list(types[-1].value_type):
         types.append(types[-1].value_type)
     for level in reversed(range(1, len(types))):
         lengths = [np.full(math.prod(a.shape[:level]), a.shape[level]) for a in present]
-        values = _list(types[level], np.concatenate([np.empty(0, np.int64), *lengths]), values)
+        values = list_array(types[level], np.concatenate([np.empty(0, np.int64), *lengths]), values)
     rows = np.array([0 if array is None else array.shape[0] for array in arrays], np.int64)
-    return _list(type_, rows, values, pa.array([array is None for array in arrays], pa.bool_()))
-
-
-def _list(
-    type_: pa.DataType, lengths: np.ndarray, values: pa.Array, mask: pa.Array | None = None
-) -> pa.Array:
-    if pa.types.is_fixed_size_list(type_):
-        return pa.FixedSizeListArray.from_arrays(values, type=type_)
-    large = pa.types.is_large_list(type_)
-    offsets = pa.array(
-        np.concatenate([[0], np.cumsum(lengths)]), pa.int64() if large else pa.int32()
-    )
-    kind = pa.LargeListArray if large else pa.ListArray
-    return kind.from_arrays(offsets, values, type=type_, mask=mask)
+    mask = pa.array([array is None for array in arrays], pa.bool_())
+    return list_array(type_, rows, values, mask)
 
 
 _Coercion: TypeAlias = Callable[[object], object]
@@ -192,7 +182,7 @@ def strict_coercion(type_: pa.DataType) -> _Coercion:
     strict (it rejects 2**24 + 1 as a float32).
     """
     type_ = as_lists(type_)
-    if is_list(type_) or pa.types.is_fixed_size_list(type_):
+    if is_any_list(type_):
         (size, *_) = list_sizes(type_)
         return _null_or(_items(strict_coercion(type_.value_type), size))
     if pa.types.is_struct(type_):

@@ -101,9 +101,10 @@ class Schema:
     types: Mapping[str, pa.DataType] = field(init=False, compare=False)
 
     def __post_init__(self) -> None:
-        regions = dict.fromkeys(map(region_field, self.augmented), REGION)
         types = self._types()
-        object.__setattr__(self, "types", types | regions | types)
+        for image in self.augmented:
+            types.setdefault(region_field(image), REGION)
+        object.__setattr__(self, "types", types)
 
     def _types(self) -> dict[str, pa.DataType]:
         types = dict(METADATA_COLUMNS)
@@ -352,5 +353,4 @@ class ImageMember:
 
 def augmented(images: Iterable[ImageMember]) -> tuple[str, ...]:
     """The image columns that show a random region, or are mirrored at random."""
-    decodings = ((member.column, member.decoding) for member in images)
-    return tuple(column for column, decoding in decodings if decoding.augment or decoding.flips)
+    return tuple(member.column for member in images if member.decoding.is_placed_at_random)

@@ -20,9 +20,9 @@ from dask_image_ingest.errors import ArgumentError, ShardError, warn_user
 from dask_image_ingest.frames import (
     Backend,
     bytes_of,
+    is_any_list,
     is_byte_list,
     is_bytes,
-    is_list,
     is_text,
     tensor_type,
 )
@@ -200,7 +200,7 @@ def plain_type(type_: pa.DataType) -> pa.DataType | None:
         if any(t is None for _, t in fields) or not is_supported(made := pa.struct(fields)):
             return None
         return made
-    if is_list(type_) or pa.types.is_fixed_size_list(type_):
+    if is_any_list(type_):
         value = plain_type(type_.value_type)
         return None if value is None else pa.list_(value)
     return type_ if is_supported(type_) else None
