@@ -177,7 +177,7 @@ def read_webdataset_images(
     boxes
         A column of boxes of the image column ``image``: a list of lists whose first four numbers
         are a box of the upright image, such as ``"json.boxes"`` of
-        ``json_fields={"boxes": "list<list<float32>>"}``. It becomes that of boxes of the decoded
+        ``json_fields={"boxes": "list<float32[4]>"}``. It becomes that of boxes of the decoded
         image, which follow ``augment``, ``resize`` and ``size`` (a ``transform`` is not known), and
         are cut at its edges. Whole numbers become float32. Null where the image has no header, and
         where a row holds no boxes by this description.

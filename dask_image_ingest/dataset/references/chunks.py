@@ -136,7 +136,8 @@ def _split_large(
     scheduler: Client | str,
 ) -> dx.Expr:
     """Split at the average encoded size of ``partitions`` partitions."""
-    tasks = [dask.delayed(_total_sizes)(part, images) for part in persisted.to_delayed()]
+    parts = persisted.to_delayed()
+    tasks = [dask.delayed(_total_sizes)(part, images) for part in parts]
     sizes = dask.compute(*tasks, scheduler=scheduler)
     largest = max(1, sum(int(nbytes.sum()) for nbytes in sizes) // partitions)
     slices = [
@@ -146,7 +147,6 @@ def _split_large(
     ]
     if len(slices) == len(sizes):
         return persisted.expr
-    parts = persisted.to_delayed()
     split = [dask.delayed(_rows)(parts[part], start, stop) for part, start, stop in slices]
     return dd.from_delayed(split, meta=persisted._meta, verify_meta=False).expr
 
