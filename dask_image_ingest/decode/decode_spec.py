@@ -11,7 +11,14 @@ import dask
 import numpy as np
 from dask.base import tokenize
 
-from dask_image_ingest.arguments import check_choice, check_flag, is_whole, shown, whole_number
+from dask_image_ingest.arguments import (
+    check_choice,
+    check_flag,
+    is_share,
+    is_whole,
+    shown,
+    whole_number,
+)
 from dask_image_ingest.client import own_version
 from dask_image_ingest.decode.augment import (
     Augment,
@@ -386,7 +393,7 @@ def _hw_load() -> float | None:
     load = dask.config.get(_HW_LOAD, None)
     if load is None:
         return None
-    if isinstance(load, bool) or not isinstance(load, (int, float)) or not 0 <= load <= 1:
+    if not is_share(load):
         raise ArgumentError(
             f"{_HW_LOAD}={shown(load)} in dask's configuration; set 0 to 1, or None"
         )

@@ -288,6 +288,7 @@ def test_what_is_no_box_is_null_and_costs_one_row(tmp_path):
         ({"boxes": "json.box"}, "json_fields="),
         ({"box_format": "cxcywh"}, "choose 'xyxy' or 'xywh'"),
         ({"min_visibility": 2}, "0 to 1"),
+        ({"min_visibility": "half"}, "0 to 1"),
         ({"boxes": None}, "pass boxes= too"),
         ({"boxes": "json", "box_labels": None}, "lists of four numbers"),
         ({"boxes": "json.points"}, "is one of points="),

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dask_image_ingest.arguments import check_choice, list_of_names, shown
+from dask_image_ingest.arguments import check_choice, is_share, list_of_names, shown
 from dask_image_ingest.dataset.schema.columns import REGION
 from dask_image_ingest.decode import DecodeSpec, Placement, Placements
 from dask_image_ingest.errors import ArgumentError
@@ -60,7 +60,7 @@ def parse_annotations(
     """
     check_choice("box_format", box_format, ("xyxy", "xywh"))
     check_choice("coordinates", coordinates, ("pixels", "shares"))
-    if isinstance(min_visibility, bool) or not 0 <= min_visibility <= 1:
+    if not is_share(min_visibility):
         raise ArgumentError(f"min_visibility={shown(min_visibility)}: pass a share, 0 to 1")
     if boxes is not None and not isinstance(boxes, str):
         raise ArgumentError(f"boxes={shown(boxes)}: pass the name of a column")
