@@ -203,6 +203,14 @@ def test_unrelated_photographs_forms_and_plain_pictures_are_not_the_same(photogr
     assert correlations(plain[:0], plain[:0], np).shape == (0,)
 
 
+def test_a_cluster_gets_the_thumbnails_beside_the_graph(random, client):
+    """Else Dask warns of a large graph, and warnings are errors here."""
+    thumbnails = random.integers(0, 256, (6000, 32, 32), np.uint8)
+    is_same = are_same(thumbnails, np.roll(thumbnails, 3000, axis=0), "pandas")
+    assert not is_same.any()
+    assert are_same(thumbnails[:2000], thumbnails[:2000], "pandas").all()
+
+
 def test_thumbnails_are_turned_as_pillow_turns_pictures(random):
     pixels = random.integers(0, 256, (32, 32), dtype=np.uint8)
     for name, transpose in {
