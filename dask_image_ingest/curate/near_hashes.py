@@ -613,13 +613,10 @@ def _pairs_of_table(
             positions = np.minimum(np.arange(size)[:, None], sizes[groups] - 1) + starts[groups]
             rows = (entries[positions] & _LOW).astype(np.int64)
             words = np.ascontiguousarray(hashes.take(rows.ravel(), axis=0).T)
-            for one, other, group in compare.near(words.reshape(_WORDS, *rows.shape)):
+            for one, other, group, bits in compare.near(words.reshape(_WORDS, *rows.shape)):
                 own = other < sizes[groups][group]
-                one, other, group = one[own], other[own], group[own]
+                one, other, group, is_far = one[own], other[own], group[own], bits[own] > distance
                 pairs = np.stack([rows[one, group], rows[other, group]], axis=1)
-                is_far = np.zeros(len(pairs), bool)
-                if wide > distance:
-                    is_far = hamming(hashes[pairs[:, 0]], hashes[pairs[:, 1]]) > distance
                 if variants > 1:
                     # In the order of entries: the first hash of an earlier row, any of a later one.
                     one, other = pairs.T // variants
@@ -805,10 +802,10 @@ class _Compare:
                 break
         return np.flatnonzero(is_likely)
 
-    def near(self, words: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def near(self, words: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         """Near pairs in groups of one size: two numbers in a group, the lower first, and the group.
 
-        ``words`` is uint64 (4, size, groups), of about `_BLOCK` hashes.
+        Last, the bits that differ. ``words`` is uint64 (4, size, groups), of about `_BLOCK` hashes.
         """
         _, size, groups = words.shape
         start = 0
@@ -821,9 +818,9 @@ class _Compare:
                 other, group = np.divmod(rest, groups)
                 one, other = one + start, other + start + 1
                 differing = words[:, one, group] ^ words[:, other, group]
-                near = np.bitwise_count(differing).sum(axis=0, dtype=np.int64) <= self.distance
-                near &= one < other
-                yield one[near], other[near], group[near]
+                bits = np.bitwise_count(differing).sum(axis=0, dtype=np.int64)
+                near = (bits <= self.distance) & (one < other)
+                yield one[near], other[near], group[near], bits[near]
             start = stop
 
 
