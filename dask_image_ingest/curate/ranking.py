@@ -349,7 +349,7 @@ def rank_rows(
 
 
 def of_partitions(frame: AnyFrame, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-    """What a function makes of each partition of a lazy frame, or of the whole of another one."""
+    """Results of a function of each partition of a lazy frame, or of the whole of another one."""
     if not isinstance(frame, FrameBase):
         return [function(frame, *arguments)]
     return list(dask.compute(*(delayed(function)(p, *arguments) for p in frame.to_delayed())))
