@@ -17,7 +17,7 @@ from synthetic import encode, photograph, write_shard
 
 import dask_image_ingest as dii
 from dask_image_ingest import computing
-from dask_image_ingest.curate import near_hashes
+from dask_image_ingest.curate import table_plan
 
 pytestmark = pytest.mark.slow
 
@@ -163,7 +163,7 @@ def test_samples_that_an_export_writes_are_counted(mixed, tmp_path, monkeypatch)
 @pytest.mark.parametrize("on_cluster", [False, True])
 def test_hashes_are_counted_once_however_many_tables_search_them(on_cluster, request, monkeypatch):
     monkeypatch.setattr(computing, "_PATIENCE", 0.0)
-    monkeypatch.setattr(near_hashes, "_ALL", 1e9)  # as if all with all were too costly
+    monkeypatch.setattr(table_plan, "_ALL", 1e9)  # as if all with all were too costly
     scheduler = request.getfixturevalue("client") if on_cluster else "synchronous"
     hashes = random_hashes(np.random.default_rng(0), 3000)
     table = pd.DataFrame(

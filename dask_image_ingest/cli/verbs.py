@@ -128,11 +128,7 @@ def sidecar_of(args: argparse.Namespace) -> str | None:
     return None if args.read_sidecar == "none" else args.read_sidecar
 
 
-def read_collection(
-    args: argparse.Namespace,
-    filters: Any = None,
-    **of_shards: Any,
-) -> Any:
+def read_collection(args: argparse.Namespace, filters: Any = None, **of_shards: Any) -> Any:
     """Read ``args.paths``: shards, with the options ``of_shards``; or image files, or parquet."""
     options = {"backend": "pandas", "storage_options": args.storage_options, **of_shards}
     read = functools.partial(read_webdataset_images, args.paths, filters=filters, **options)

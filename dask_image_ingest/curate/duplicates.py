@@ -183,10 +183,10 @@ def find_duplicates(
     nbytes = _check_memory(memory)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     id_columns = resolve_identity(frame, identity)
+    wide = _check_look(second_look, by, distance)
     before = None
     if against is not None:
-        before = _rows_before(against, by, identity, "against", storage_options, second_look)
-    wide = _check_look(second_look, by, distance)
+        before = _rows_before(against, by, identity, "against", storage_options, wide > 0)
     ranked = rank_rows(frame, by, variants, keep, id_columns, wide > 0)
     backend = _backend_name(frame)
     look = _look(wide, ranked, ranked, variants, backend)
@@ -307,7 +307,7 @@ def find_overlaps(
     variants = _check(by, distance, variants)
     nbytes = _check_memory(memory)
     wide = _check_look(second_look, by, distance)
-    others = _rows_before(test, by, identity, "test", storage_options, wide)
+    others = _rows_before(test, by, identity, "test", storage_options, wide > 0)
     ranked = rank_rows(train, by, variants, "first", id_columns, wide > 0)
     look = _look(wide, ranked, others, variants, _backend_name(train))
     match, bits = _matches(ranked, others, distance, nbytes, look)
@@ -405,19 +405,19 @@ def _look(
     backend: BackendName,
 ) -> SecondLook | None:
     """The second look at rows beside others; None: not all have thumbnails."""
-    if not wide or ranked.thumbnails is None or others.thumbnails is None:
+    thumbnails, other_thumbnails = ranked.thumbnails, others.thumbnails
+    if not wide or thumbnails is None or other_thumbnails is None:
         return None
-    look_up = ranked.thumbnails, others.thumbnails
 
     def same(rows: np.ndarray, other_rows: np.ndarray, variant: np.ndarray) -> np.ndarray:
         found = np.zeros(len(rows), bool)
         for start in range(0, len(rows), _PAIRS_AT_ONCE):
             some = slice(start, start + _PAIRS_AT_ONCE)
-            ones, others = look_up[0](rows[some]), look_up[1](other_rows[some])
+            ones, twos = thumbnails(rows[some]), other_thumbnails(other_rows[some])
             for number, name in enumerate(variants, 1):
                 is_turned = variant[some] == number
                 ones[is_turned] = turned(ones[is_turned], name)
-            found[some] = are_same(ones, others, backend)
+            found[some] = are_same(ones, twos, backend)
         return found
 
     return SecondLook(wide, same)
@@ -429,14 +429,14 @@ def _rows_before(
     identity: str | None,
     argument: str,
     storage_options: dict[str, Any] | None,
-    second_look: int,
+    with_thumbnails: bool,
 ) -> Ranked | StoredHashes:
     """Hashes and keys of other rows: those of a folder, or of a frame."""
     if isinstance(rows, (str, PathLike)):
         return read_hashes(rows, by, argument, storage_options)
     check_frame(rows._meta if isinstance(rows, FrameBase) else rows, argument)
     id_columns = resolve_identity(rows, identity, argument)
-    return rank_rows(rows, by, (), "first", id_columns, by == "pdq" and second_look > 0)
+    return rank_rows(rows, by, (), "first", id_columns, with_thumbnails)
 
 
 def _keepers_against(

@@ -1,13 +1,7 @@
 """Near pairs among millions of 256-bit hashes, by tables over sampled bits.
 
-Locality-sensitive hashing by bit sampling. A table groups hashes by ``bits`` of their 256 bits, and
-only hashes of one group are compared, in full. So ``tables`` tables find about
-
-    recall = 1 - (1 - C(256 - d, bits) / C(256, bits)) ** tables
-
-of the pairs that differ in d bits; `missed` has the exact value. A table takes its bits from one of
-the four words of a hash, and the tables of a word share no bit, as long as there are bits left.
-About log2(rows) bits make groups of constant size: the work grows as rows × tables.
+Hashes in one group of a table, which have some bits in common, are compared in full; `table_plan`
+says how many tables and bits that takes.
 
 Groups too large for that, of hashes that are alike, are not compared there. Their rows are searched
 again by tables of their own, over more bits, or compared with all of them.
@@ -22,10 +16,8 @@ them; of such pairs there is a list, of few earlier rows for each row.
 
 from __future__ import annotations
 
-import functools
 import math
 import os
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -35,26 +27,18 @@ from dask import delayed
 
 from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import SEARCHED, compute, count
-
-#: Share of the pairs at the distance searched for that tables find; nearer pairs are found more
-#: often. Up to `EXACT` rows no pair is missed.
-RECALL = 0.999
-EXACT = 1 << 17
+from dask_image_ingest.curate.table_plan import (
+    HASH_WORDS,
+    MAX_BITS,
+    TablePlan,
+    plan_matches,
+    plan_pairs,
+)
 
 #: The most memory of the tables, by default.
 MEMORY = 4 << 30
 
-_WORDS, _WORD = 4, 64  # words of a hash, bits of a word
-_MAX_BITS, _MAX_TABLES = 32, 4096
-
-# Nominal costs, in ns: of a row in a table, of comparing two hashes of a group, of comparing two of
-# blocks, of testing whether a row is in any group of others, of comparing two hashes by their
-# numbers; and of a table.
-_ROW, _PAIR, _ALL, _TEST, _LOOKUP, _TABLE = 100, 8, 3, 10, 40, 3e6
-
-# Rows in a group that are compared with each other, at least. Rows in larger groups in one of so
-# many tables are searched once more.
-_CROWD, _OFTEN = 1024, 16
+_OFTEN = 16  # rows in too large a group in one of so many tables are searched once more
 
 # Rows of which keys are computed, and pairs that are compared, at once: they fit a core's cache.
 _BLOCK = 1 << 15
@@ -63,8 +47,6 @@ _EDGES = 1 << 22  # pairs found by a task before they are reduced to a forest
 _MERGED = 8  # tasks whose results are reduced together: each may have a pair for every row
 _BYTES = 28  # of a task, per row
 _QUERIES, _FIRST = 16, 32  # queries of `compare_all` at once; hashes they are compared with first
-_ALIKE = 72  # bits: unrelated photographs differ in more
-_SAMPLED = 1 << 16  # pairs of rows whose distances tell how large groups become
 
 _LOW = np.uint64(0xFFFF_FFFF)
 _HIGH = np.uint64(0xFFFF_FFFF_0000_0000)
@@ -270,142 +252,6 @@ def hamming(one: np.ndarray, other: np.ndarray) -> np.ndarray:
     return np.bitwise_count(one ^ other).sum(axis=-1, dtype=np.int64)
 
 
-def missed(bits: int, tables: int, distance: int) -> float:
-    """Share of the pairs at a distance, in random bits, that so many tables miss.
-
-    With e of the differing bits in a word, and m = 64 // bits disjoint tables of it, a pair is in
-    no group of these with the chance
-
-        miss(e) = sum((-1)**j * C(m, j) * C(64 - j * bits, e) for j in 0..m) / C(64, e)
-
-    Further tables of the word take another permutation of its bits, whose chance is independent.
-    The share is the mean of the four words' product over all ways in which the bits fall into them.
-
-    Examples
-    --------
-    >>> round(1 - missed(16, 26, 24), 4)
-    0.9991
-    >>> missed(9, 28, 24)
-    0.0
-    """
-    ways = np.ones(1)
-    for word in range(_WORDS):
-        of_word = len(range(word, tables, _WORDS))
-        permutations, rest = divmod(of_word, _WORD // bits)
-        chance = _missed_by_blocks(bits, _WORD // bits) ** permutations
-        chance = chance * _missed_by_blocks(bits, rest)
-        ways = np.convolve(ways, (chance * _WAYS)[: distance + 1])
-    return float(ways[distance] / math.comb(_WORDS * _WORD, distance))
-
-
-_WAYS = np.array([math.comb(_WORD, differing) for differing in range(_WORD + 1)], float)
-
-
-@functools.cache
-def _missed_by_blocks(bits: int, blocks: int) -> np.ndarray:
-    """Chance that each of ``blocks`` disjoint blocks has one of 0 to 64 differing bits."""
-    chances = []
-    for differing in range(_WORD + 1):
-        ways = sum(
-            (-1) ** j * math.comb(blocks, j) * math.comb(_WORD - j * bits, differing)
-            for j in range(blocks + 1)
-        )
-        chances.append(ways / math.comb(_WORD, differing))
-    return np.array(chances)
-
-
-@functools.cache
-def _tables_needed(bits: int, distance: int, share: float) -> int | None:
-    """The fewest tables that miss at most this share at the distance; None: too many."""
-    numbers = range(1, _MAX_TABLES + 1)
-    tables = bisect_left(numbers, True, key=lambda n: missed(bits, n, distance) <= share) + 1
-    return tables if tables <= _MAX_TABLES else None
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """Tables to search rows by; none if all rows are compared with all."""
-
-    bits: int  # that a table samples
-    tables: int
-    crowd: int  # rows of the largest group that is compared
-    level: int = 0  # how often the rows were among too many; it chooses the bits
-
-    def key(self, table: int) -> tuple[int, np.uint64, np.uint64]:
-        """Word of the table, mask of its bits, and a factor that spreads them over 64 bits."""
-        word, blocks = table % _WORDS, _WORD // self.bits
-        permutation, block = divmod(table // _WORDS, blocks)
-        random = np.random.default_rng([256, self.level, word, permutation])
-        chosen = random.permutation(_WORD)[block * self.bits : (block + 1) * self.bits]
-        mask = np.bitwise_or.reduce(np.uint64(1) << chosen.astype(np.uint64))
-        factor = np.random.default_rng([257, table]).integers(0, 1 << 64, dtype=np.uint64)
-        return word, mask, factor | np.uint64(1)
-
-
-def plan_pairs(hashes: np.ndarray, distance: int, level: int = 0) -> TablePlan:
-    """The cheapest plan to find the near pairs of ``hashes``, uint64 (n, 4)."""
-    n = len(hashes)
-    same = _same_group(hashes, hashes, level)
-    costs = {0: n * n / 2 * _ALL}
-    for bits, tables in _choices(distance, n):
-        costs[bits] = tables * (_TABLE + n * (_ROW + n / 2 * same[bits] * _PAIR))
-    return _cheapest(costs, distance, n, same, level)
-
-
-def plan_matches(
-    queries: np.ndarray, others: np.ndarray, distance: int, level: int = 0
-) -> TablePlan:
-    """The cheapest plan to find the near pairs of ``queries`` and ``others``, uint64 (n, 4)."""
-    few, many = sorted((len(queries), len(others)))
-    same = _same_group(queries, others, level)
-    costs: dict[int, float] = {0: few * many * _ALL}
-    for bits, tables in _choices(distance, few + many):
-        found = min(1, few * same[bits]) * many * _ROW + few * many * same[bits] * _LOOKUP
-        costs[bits] = tables * (_TABLE + many * _TEST + few * _ROW + found)
-    plan = _cheapest(costs, distance, many, same, level)
-    # Pairs are looked up one by one here, which costs more than in a block.
-    return replace(plan, crowd=plan.crowd // 8)
-
-
-def _choices(distance: int, rows: int) -> Iterator[tuple[int, int]]:
-    """Numbers of bits that a table may sample, with the tables that are needed."""
-    share = 0.0 if rows <= EXACT else 1 - RECALL
-    for bits in range(1, _MAX_BITS + 1):
-        tables = _tables_needed(bits, distance, share)
-        if tables is not None:
-            yield bits, tables
-
-
-def _cheapest(
-    costs: dict[int, float], distance: int, rows: int, same: np.ndarray, level: int
-) -> TablePlan:
-    bits = min(costs, key=lambda bits: (costs[bits], bits))
-    if not bits:
-        return TablePlan(0, 0, rows, level)
-    tables = dict(_choices(distance, rows))[bits]
-    return TablePlan(bits, tables, max(_CROWD, math.ceil(4 * rows * same[bits])), level)
-
-
-def _same_group(one: np.ndarray, other: np.ndarray, level: int) -> np.ndarray:
-    """Share of pairs in one group of a table, by the bits it samples: (_MAX_BITS + 1,).
-
-    Estimated from random pairs. So real hashes, whose bits are not independent, get more bits.
-    Pairs that are alike are left out if they are the fewer ones: crowds are searched once more.
-    """
-    random = np.random.default_rng([level, len(one), len(other)])
-    rows = [random.integers(0, max(len(h), 1), _SAMPLED) for h in (one, other)]
-    if not len(one) or not len(other):
-        return np.zeros(_MAX_BITS + 1)
-    apart = np.bitwise_count(one[rows[0]] ^ other[rows[1]])
-    is_alike = apart.sum(axis=1, dtype=np.int64) < _ALIKE
-    chosen = ~is_alike if is_alike.mean() < 0.5 else apart.any(axis=1)
-    counts = np.bincount(apart[chosen].ravel(), minlength=_WORD + 1)
-    counts = counts / max(counts.sum(), 1)
-    numbers = np.arange(_MAX_BITS + 1)
-    chances = [_missed_by_blocks(bits, 1) for bits in numbers[1:].tolist()]
-    return np.maximum([1, *(1 - np.array(chances)) @ counts], 0.5**numbers)
-
-
 def near_pairs(
     hashes: np.ndarray, distance: int, memory: int = MEMORY, wide: int = 0
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -418,8 +264,8 @@ def near_pairs(
     compare here are connected without: whoever asks compares all rows that are connected.
     """
     rows, found, far = None, [], [np.empty((0, 2), np.int64)]  # rows: all
-    for level in range(_MAX_BITS):
-        entries, variants = hashes.reshape(-1, _WORDS), hashes.shape[1]
+    for level in range(MAX_BITS):
+        entries, variants = hashes.reshape(-1, HASH_WORDS), hashes.shape[1]
         plan = plan_pairs(entries, distance, level)
         if not plan.bits:
             found.append(_star(np.arange(len(hashes)) if rows is None else rows))
@@ -488,7 +334,7 @@ def nearest_matches(
     best = np.full(len(queries), NONE)
     numbers, rows = np.arange(len(queries)), np.arange(len(others))
     far, is_final = [np.empty((0, 2), np.int64)], False
-    for level in range(_MAX_BITS):
+    for level in range(MAX_BITS):
         if not len(numbers) or not len(rows):
             break
         one, other = (queries, others) if not level else (queries[numbers], others[rows])
@@ -503,9 +349,7 @@ def nearest_matches(
             break
         if wide > distance:
             plan = replace(plan, tables=2 * plan.tables)
-        few, many = sorted((len(one), len(other)))
-        found_rows = min(many, 16 * few * many * plan.crowd // _CROWD // 2**plan.bits)
-        units = _units(plan, few + found_rows, memory)
+        units = _units(plan, plan.rows_of_matches(len(one), len(other)), memory)
         results = _run(_matches_of_table, _merge_matches, plan, units, one, other, distance, wide)
         for *_, pairs in results:
             far.append(np.stack([rows[pairs[:, 0]], numbers[pairs[:, 1]]], axis=1))
@@ -603,7 +447,7 @@ def _pairs_of_table(
     _, exponent = np.frexp(sizes)
     unit = np.maximum(1, 1 << np.maximum(exponent - 4, 0))
     rounded = -(-sizes // unit) * unit
-    compare = _Compare(max(distance, wide), part[0] % _WORDS)
+    compare = _Compare(max(distance, wide), part[0] % HASH_WORDS)
     for size in np.unique(rounded):
         of_size = np.flatnonzero(rounded == size)
         step = max(1, _BLOCK // int(size))
@@ -613,13 +457,10 @@ def _pairs_of_table(
             positions = np.minimum(np.arange(size)[:, None], sizes[groups] - 1) + starts[groups]
             rows = (entries[positions] & _LOW).astype(np.int64)
             words = np.ascontiguousarray(hashes.take(rows.ravel(), axis=0).T)
-            for one, other, group in compare.near(words.reshape(_WORDS, *rows.shape)):
+            for one, other, group, bits in compare.near(words.reshape(HASH_WORDS, *rows.shape)):
                 own = other < sizes[groups][group]
-                one, other, group = one[own], other[own], group[own]
+                one, other, group, is_far = one[own], other[own], group[own], bits[own] > distance
                 pairs = np.stack([rows[one, group], rows[other, group]], axis=1)
-                is_far = np.zeros(len(pairs), bool)
-                if wide > distance:
-                    is_far = hamming(hashes[pairs[:, 0]], hashes[pairs[:, 1]]) > distance
                 if variants > 1:
                     # In the order of entries: the first hash of an earlier row, any of a later one.
                     one, other = pairs.T // variants
@@ -715,7 +556,7 @@ def _matches_of_entries(
         position += np.arange(len(position))
         one = np.repeat(query[batch], number)
         other = (of_others[position] & _LOW).astype(np.int64)
-        word = (table + 1) % _WORDS
+        word = (table + 1) % HASH_WORDS
         differing = queries[one, word] ^ others[other, word]
         likely = np.flatnonzero(np.bitwise_count(differing) <= distance)
         one, other = one[likely], other[likely]
@@ -781,7 +622,7 @@ class _Compare:
         A distance for each pair is uint8, of a shape that broadcasts to that of the block.
         """
         self.distance = distance
-        self._words = [(word + 1 + number) % _WORDS for number in range(_WORDS)]
+        self._words = [(word + 1 + number) % HASH_WORDS for number in range(HASH_WORDS)]
         # The last step in a group may be as long as a block of the others.
         self._xor = np.empty(2 * _BLOCK, np.uint64)
         self._bits, self._more = np.empty((2, 2 * _BLOCK), np.uint8)
@@ -805,10 +646,10 @@ class _Compare:
                 break
         return np.flatnonzero(is_likely)
 
-    def near(self, words: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+    def near(self, words: np.ndarray) -> Iterator[tuple[np.ndarray, ...]]:
         """Near pairs in groups of one size: two numbers in a group, the lower first, and the group.
 
-        ``words`` is uint64 (4, size, groups), of about `_BLOCK` hashes.
+        Last, the bits that differ. ``words`` is uint64 (4, size, groups), of about `_BLOCK` hashes.
         """
         _, size, groups = words.shape
         start = 0
@@ -821,9 +662,9 @@ class _Compare:
                 other, group = np.divmod(rest, groups)
                 one, other = one + start, other + start + 1
                 differing = words[:, one, group] ^ words[:, other, group]
-                near = np.bitwise_count(differing).sum(axis=0, dtype=np.int64) <= self.distance
-                near &= one < other
-                yield one[near], other[near], group[near]
+                bits = np.bitwise_count(differing).sum(axis=0, dtype=np.int64)
+                near = (bits <= self.distance) & (one < other)
+                yield one[near], other[near], group[near], bits[near]
             start = stop
 
 

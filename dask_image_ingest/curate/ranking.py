@@ -315,30 +315,27 @@ def rank_rows(
     """
     frame, rank_by = with_ranking_columns(frame, keep, by)
     hashes = [column_of(by), *(column_of(by, variant) for variant in variants)]
-    if any(name not in frame.columns for name in hashes):
-        # Images without detail are compared by a hash of their pixels, from the same decode.
-        more: list[Kind] = ["pixels"] if by == "pdq" and _PIXELS not in frame.columns else []
-        is_new = with_thumbnails and THUMBNAIL not in frame.columns
-        thumbnail: list[Literal["thumbnail"]] = ["thumbnail"] if is_new else []
-        frame = compute_fingerprints(frame, [by, *more, *thumbnail], variants=variants)
-    else:
-        is_new = False
+    computes = any(name not in frame.columns for name in hashes)
+    has_new_thumbnails = computes and with_thumbnails and THUMBNAIL not in frame.columns
+    if computes:
+        kinds: list[Kind | Literal["thumbnail"]] = [by]
+        if by == "pdq" and _PIXELS not in frame.columns:
+            # Images without detail are compared by a hash of their pixels, from the same decode.
+            kinds.append("pixels")
+        if has_new_thumbnails:
+            kinds.append("thumbnail")
+        frame = compute_fingerprints(frame, kinds, variants=variants)
     needed = [*identity, *hashes, *rank_by]
     if by == "pdq":
         needed += [name for name in (PDQ_QUALITY, _PIXELS) if name in frame.columns]
     thumbnails = None
     if with_thumbnails and THUMBNAIL in frame.columns:
-        if is_new:
+        if has_new_thumbnails:
             frame = select_columns(frame, dict.fromkeys([*needed, THUMBNAIL]))
             frame = frame.persist() if isinstance(frame, FrameBase) else frame
         thumbnails = select_columns(frame, dict.fromkeys([*identity, THUMBNAIL]))
     frame = select_columns(frame, dict.fromkeys(needed))
-    columns = (tuple(hashes), keep, tuple(identity))
-    if isinstance(frame, FrameBase):
-        lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
-        parts = list(dask.compute(*lazy))
-    else:
-        parts = [_rows_to_rank(frame, *columns)]
+    parts = of_partitions(frame, _rows_to_rank, tuple(hashes), keep, tuple(identity))
     if left_out := sum(part.left_out for part in parts):
         logger.warning(
             "%d of %d rows have no fingerprint that can be compared: they are no duplicates",
@@ -351,16 +348,21 @@ def rank_rows(
     return replace(ranked, thumbnails=look_up)
 
 
+def of_partitions(frame: AnyFrame, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+    """Results of a function of each partition of a lazy frame, or of the whole of another one."""
+    if not isinstance(frame, FrameBase):
+        return [function(frame, *arguments)]
+    return list(dask.compute(*(delayed(function)(p, *arguments) for p in frame.to_delayed())))
+
+
 def _thumbnails_of(
     frame: AnyFrame, identity: tuple[str, ...], ids: np.ndarray, rows: np.ndarray
 ) -> np.ndarray:
     """Thumbnails of rows whose ids these are: uint8 (n, 32, 32), black where there is none."""
     wanted, place = np.unique(ids[rows], return_inverse=True)
-    if isinstance(frame, FrameBase):
-        lazy = [delayed(_thumbnails_of_ids)(p, identity, wanted) for p in frame.to_delayed()]
-        parts = list(dask.compute(*lazy))
-    else:
-        parts = [_thumbnails_of_ids(frame, identity, wanted)]
+    # One task in the graph, whose result all partitions share.
+    shared = delayed(wanted, traverse=False) if isinstance(frame, FrameBase) else wanted
+    parts = of_partitions(frame, _thumbnails_of_ids, identity, shared)
     found = np.zeros((len(wanted), SIDE_OF_THUMBNAIL, SIDE_OF_THUMBNAIL), np.uint8)
     for numbers, pixels in parts:
         found[numbers] = pixels.reshape(-1, *found.shape[1:])

@@ -15,6 +15,7 @@ import functools
 import numpy as np
 from dask import delayed
 
+from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import compute
 from dask_image_ingest.curate.fingerprints import SIDE_OF_THUMBNAIL, VARIANTS
 from dask_image_ingest.frames import BackendName, get_backend
@@ -44,16 +45,20 @@ def are_same(one: np.ndarray, other: np.ndarray, backend: BackendName) -> np.nda
 
     Compared by tasks, each of some pairs, with the arrays of the backend.
     """
-    tasks = [
-        delayed(_are_same)(
-            *(part[start : start + _PAIRS_OF_TASK] for part in (one, other)), backend
-        )
-        for start in range(0, len(one), _PAIRS_OF_TASK)
+    starts = range(0, len(one), _PAIRS_OF_TASK)
+    pairs = [
+        tuple(side[start : start + _PAIRS_OF_TASK] for side in (one, other)) for start in starts
     ]
+    client = client_that_computes()
+    if client is not None:
+        # Not in the graph, which goes through the scheduler.
+        pairs = client.scatter(pairs, hash=False)
+    tasks = [delayed(_are_same)(some, backend) for some in pairs]
     return np.concatenate([np.zeros(0, bool), *compute(*tasks)])
 
 
-def _are_same(one: np.ndarray, other: np.ndarray, backend: BackendName) -> np.ndarray:
+def _are_same(pairs: tuple[np.ndarray, np.ndarray], backend: BackendName) -> np.ndarray:
+    one, other = pairs
     library = get_backend(backend)
     on_device = library.numpy.asarray(one), library.numpy.asarray(other)
     found: np.ndarray = library.host(correlations(*on_device, library.numpy)) >= _MIN_CORRELATION

@@ -19,7 +19,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Literal
 
-import dask
 import numpy as np
 import pyarrow as pa
 import xxhash
@@ -32,6 +31,7 @@ from dask_image_ingest.curate.ranking import (
     group_columns,
     join_columns,
     merge_ranked,
+    of_partitions,
     partition_table,
     resolve_identity,
     row_ids,
@@ -261,12 +261,7 @@ def rank_vectors(
     """Rows that have a vector, best first, and their unit vectors, float32 (n, d)."""
     frame, rank_by = with_ranking_columns(frame, keep, "bytes")
     frame = select_columns(frame, dict.fromkeys([*identity, column, *rank_by]))
-    columns = (column, keep, identity)
-    if isinstance(frame, FrameBase):
-        lazy = [dask.delayed(_rows_to_rank)(part, *columns) for part in frame.to_delayed()]
-        parts = list(dask.compute(*lazy))
-    else:
-        parts = [_rows_to_rank(frame, *columns)]
+    parts = of_partitions(frame, _rows_to_rank, column, keep, identity)
     lengths = {vectors.shape[1] for _, vectors in parts if len(vectors)}
     if len(lengths) > 1:
         raise ArgumentError(

@@ -19,7 +19,7 @@ from dask_image_ingest.curate import (
     find_overlaps,
     hash_store,
     measure_quality,
-    near_hashes,
+    table_plan,
     write_hashes,
 )
 
@@ -425,7 +425,7 @@ def test_new_rows_get_the_verdicts_of_a_run_in_which_the_kept_come_first(
     random, tmp_path, monkeypatch, stored, few
 ):
     if not few:  # as if all with all were too costly
-        monkeypatch.setattr(near_hashes, "_ALL", 1e9)
+        monkeypatch.setattr(table_plan, "_ALL", 1e9)
     table = table_of(clusters(random, 80, 6, 20), first_key=0)
     old = find_duplicates(table[:250])
     kept = old[old["duplicate.keep"]][table.columns].assign(first_key=1)
@@ -485,7 +485,7 @@ def test_stored_hashes_of_another_kind_or_version_are_refused(random, tmp_path, 
 
 @pytest.mark.slow
 def test_a_cluster_finds_the_same_by_tables(random, client, monkeypatch):
-    monkeypatch.setattr(near_hashes, "_ALL", 1e9)
+    monkeypatch.setattr(table_plan, "_ALL", 1e9)
     table = table_of(clusters(random, 60, 6, 24))
     found = find_duplicates(table, against=table[:50])
     with dask.config.set(scheduler="synchronous"):

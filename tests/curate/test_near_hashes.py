@@ -1,12 +1,10 @@
 """The search by tables beside a comparison of all with all."""
 
-from math import comb
-
 import numpy as np
 import pytest
 from hashes import brute, clusters, flipped, random_hashes
 
-from dask_image_ingest.curate import near_hashes
+from dask_image_ingest.curate import near_hashes, table_plan
 from dask_image_ingest.curate.near_hashes import first_equal, nearest, nearest_kept
 
 
@@ -23,7 +21,7 @@ def test_up_to_15_bits_it_finds_what_all_with_all_finds(random):
 @pytest.fixture
 def tables(monkeypatch):
     """Few rows are searched by tables too, as if it were costly to compare all with all."""
-    monkeypatch.setattr(near_hashes, "_ALL", 1e9)
+    monkeypatch.setattr(table_plan, "_ALL", 1e9)
 
 
 @pytest.mark.parametrize(
@@ -31,7 +29,7 @@ def tables(monkeypatch):
 )
 def test_tables_find_what_all_with_all_finds(random, tables, distance):
     hashes = clusters(random, 100, 6, distance)[:, None]
-    assert near_hashes.plan_pairs(hashes[:, 0], distance).tables > 1
+    assert table_plan.plan_pairs(hashes[:, 0], distance).tables > 1
     for found, expected in zip(
         nearest_kept(hashes, distance), brute(hashes, distance), strict=True
     ):
@@ -57,7 +55,7 @@ def test_blocks_and_memory_change_nothing(random, tables, monkeypatch):
 def test_hashes_that_are_alike_give_what_all_with_all_gives(
     random, tables, kind, crowd, monkeypatch
 ):
-    monkeypatch.setattr(near_hashes, "_CROWD", crowd)
+    monkeypatch.setattr(table_plan, "_CROWD", crowd)
     if kind == "word":
         hashes = clusters(random, 60, 9, 15)
         hashes[:, 2] = 77
@@ -70,46 +68,6 @@ def test_hashes_that_are_alike_give_what_all_with_all_gives(
     assert of.tolist() == expected.tolist()
     assert apart.tolist() == bits.tolist()
     assert 20 < (of >= 0).sum() < len(hashes) - 20
-
-
-def test_the_recall_is_that_of_its_formula(random):
-    for bits, count, distance in [(16, 8, 24), (10, 30, 31), (20, 9, 12)]:
-        plan = near_hashes.TablePlan(bits, count, 1024)
-        hashes = random_hashes(random, 5000)
-        others = flipped(random, hashes, distance)
-        found = np.zeros(len(hashes), bool)
-        for table in range(count):
-            word, mask, _ = plan.key(table)
-            assert int(mask).bit_count() == bits
-            found |= hashes[:, word] & mask == others[:, word] & mask
-        expected = 1 - near_hashes.missed(bits, count, distance)
-        deviation = np.sqrt(expected * (1 - expected) / len(hashes))
-        assert abs(found.mean() - expected) < 5 * deviation
-        simple = 1 - (1 - comb(256 - distance, bits) / comb(256, bits)) ** count
-        assert expected > simple - 0.02  # shared errors of a word cost a little, disjoint bits gain
-
-
-def test_candidates_of_a_row_grow_no_faster_than_the_logarithm_of_rows(random):
-    for distance in [24, 31]:
-
-        class Rows(np.ndarray):
-            """A few random hashes that say to be many."""
-
-            count = 0
-
-            def __len__(self):
-                return self.count
-
-            def __getitem__(self, rows):
-                return self.view(np.ndarray)[np.asarray(rows) % 1000]
-
-        hashes = random_hashes(random, 1000).view(Rows)
-        work = {}
-        for count in (10**6, 10**7, 10**8):
-            hashes.count = count
-            plan = near_hashes.plan_pairs(hashes, distance)
-            work[count] = plan.tables * (1 + count / 2**plan.bits)
-        assert work[10**8] < 4 * work[10**6]
 
 
 def test_variants_count_as_the_row_itself(random):

@@ -15,7 +15,7 @@ from dask_image_ingest.curate import (
     compute_fingerprints,
     find_duplicates,
     find_overlaps,
-    near_hashes,
+    table_plan,
     write_hashes,
 )
 from dask_image_ingest.curate.near_hashes import SecondLook, nearest, nearest_kept
@@ -34,7 +34,7 @@ def test_it_is_the_greedy_choice_with_pairs_that_are_the_same(
     random, monkeypatch, variants, by_tables
 ):
     if by_tables:  # groups of a table, compared by rows
-        monkeypatch.setattr(near_hashes, "_ALL", 1e9)
+        monkeypatch.setattr(table_plan, "_ALL", 1e9)
     # Trees of few rows and, of copies of one hash, of many.
     copies = flipped(random, random_hashes(random, 1).repeat(60, axis=0), 10)
     hashes = np.unique(np.concatenate([clusters(random, 80, 5, 40), copies]), axis=0)
@@ -60,7 +60,7 @@ def test_it_is_the_greedy_choice_with_pairs_that_are_the_same(
 @pytest.mark.parametrize("by_tables", [False, True])
 def test_a_row_is_near_the_other_that_is_the_same(random, monkeypatch, by_tables):
     if by_tables:
-        monkeypatch.setattr(near_hashes, "_ALL", 1e9)
+        monkeypatch.setattr(table_plan, "_ALL", 1e9)
     others = random_hashes(random, 300)
     hashes = flipped(random, others, random.integers(0, 60, 300))
     apart = np.bitwise_count(hashes[:, None] ^ others[None]).sum(axis=2)
@@ -201,6 +201,14 @@ def test_unrelated_photographs_forms_and_plain_pictures_are_not_the_same(photogr
     plain = np.full((2, 32, 32), 90, np.uint8)
     assert not are_same(plain, plain, "pandas").any()
     assert correlations(plain[:0], plain[:0], np).shape == (0,)
+
+
+def test_a_cluster_gets_the_thumbnails_beside_the_graph(random, client):
+    """Else Dask warns of a large graph, and warnings are errors here."""
+    thumbnails = random.integers(0, 256, (6000, 32, 32), np.uint8)
+    is_same = are_same(thumbnails, np.roll(thumbnails, 3000, axis=0), "pandas")
+    assert not is_same.any()
+    assert are_same(thumbnails[:2000], thumbnails[:2000], "pandas").all()
 
 
 def test_thumbnails_are_turned_as_pillow_turns_pictures(random):

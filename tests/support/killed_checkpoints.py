@@ -74,7 +74,7 @@ def at_moments(folder: str, out: str, seed: int, number: int, endpoint: str | No
         OutputStore(out, endpoint).clear()
         ended = in_a_child(lambda: dying_at(moment, whole, remote))  # noqa: B023
         found = OutputStore(out, endpoint).contents()
-        resumed = in_a_child(lambda: whole())
+        resumed = in_a_child(whole)
         there = OutputStore(out, endpoint).contents()
         told = {
             "moment": moment,
