@@ -401,8 +401,9 @@ class LazySource(FrameSource):
         return None if decode is None else ReferenceSource(decode, self.image)
 
     def with_draw(self, draw: int) -> FrameSource:
-        expr = with_draw(self._frame.expr, draw)
-        if expr._name == self._frame.expr._name:
+        # Of rows that were moved already: a shuffle runs once.
+        expr = with_draw(self._rows.expr, draw)
+        if expr._name == self._rows.expr._name:
             return self
         return LazySource(new_collection(expr), self.image, self.shape, self._column)
 
