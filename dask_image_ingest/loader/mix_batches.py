@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_frame, shown
+from dask_image_ingest.arguments import check_choice, check_frame, shown
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.loader.batch_format import Format
+from dask_image_ingest.loader.batch_format import FORMATS, Format
 from dask_image_ingest.loader.iter_batches import Batches, Schedule, make_batches
 from dask_image_ingest.loader.position import parse_shard
 from dask_image_ingest.loader.sampling import parse_buckets, parse_sampling
@@ -95,6 +95,7 @@ def mix_batches(
     >>> batch["image"].shape, batch["cls"].shape
     ((8, 224, 224, 3), (8,))
     """
+    check_choice("format", format, FORMATS)
     frames = list(frames)
     if not frames:
         raise ArgumentError("frames=[]: pass at least one dataframe with images")

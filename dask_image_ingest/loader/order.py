@@ -15,6 +15,7 @@ from __future__ import annotations
 import bisect
 import functools
 import hashlib
+import heapq
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -478,10 +479,16 @@ def _apportioned(shares: Sequence[int], rows: int) -> list[int]:
     # Those due at a time before, when half a row of each may be rounded up; the rest one by one.
     begin = max(0, rows - len(shares))
     taken = [(2 * begin * share + total) // (2 * total) for share in shares]
-    frames = [frame for frame, share in enumerate(shares) if share]
+
+    def due(frame: int) -> tuple[Fraction, int]:
+        return Fraction(2 * taken[frame] + 1, shares[frame]), frame
+
+    coming = [due(frame) for frame, share in enumerate(shares) if share]
+    heapq.heapify(coming)
     for _ in range(rows - sum(taken)):
-        due = min(frames, key=lambda frame: Fraction(2 * taken[frame] + 1, shares[frame]))
-        taken[due] += 1
+        _, frame = coming[0]
+        taken[frame] += 1
+        heapq.heapreplace(coming, due(frame))
     return taken
 
 

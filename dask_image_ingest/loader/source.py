@@ -1,8 +1,4 @@
-"""Sources of partitions: a frame in memory, or a dask dataframe that is computed by partition.
-
-The client maps the pixels of a worker on the same machine, where a socket would copy them four
-times. The rest of the partition is pickled.
-"""
+"""Sources of partitions: a frame in memory, or a dask dataframe that is computed by partition."""
 
 from __future__ import annotations
 
@@ -10,19 +6,17 @@ import contextlib
 import functools
 import logging
 import os
-import pickle
 import threading
 from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import dask
 import numpy as np
 import pandas as pd
 from dask.dataframe.dispatch import concat
 from dask.system import CPU_COUNT
-from dask.typing import Key
-from distributed import Client, Worker, secede, wait
+from distributed import Client, secede, wait
 from distributed import Future as RemoteFuture
 from distributed.scheduler import KilledWorker
 from distributed.threadpoolexecutor import ThreadPoolExecutor as DaemonThreads
@@ -55,15 +49,7 @@ from dask_image_ingest.dataset.references import (
 )
 from dask_image_ingest.decode import ImageShape
 from dask_image_ingest.errors import ArgumentError, warn_user
-from dask_image_ingest.frames import (
-    MIN_SHARED_BYTES,
-    backend_of,
-    image_column,
-    image_columns,
-    map_block,
-    pixel_memory,
-    this_machine,
-)
+from dask_image_ingest.frames import backend_of, image_column, image_columns
 from dask_image_ingest.loader.batch_format import (
     BatchRows,
     HeldPartition,
@@ -73,6 +59,7 @@ from dask_image_ingest.loader.batch_format import (
     as_pandas,
     rows_in_order,
 )
+from dask_image_ingest.loader.mapped_pixels import map_remote
 from dask_image_ingest.loader.position import worker_of_loader
 from dask_image_ingest.loader.sampling import values_or_shapes
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
@@ -414,23 +401,24 @@ class LazySource(FrameSource):
         return None if decode is None else ReferenceSource(decode, self.image)
 
     def with_draw(self, draw: int) -> FrameSource:
-        expr = with_draw(self._frame.expr, draw)
-        if expr._name == self._frame.expr._name:
+        # Of rows that were moved already: a shuffle runs once.
+        expr = with_draw(self._rows.expr, draw)
+        if expr._name == self._rows.expr._name:
             return self
         return LazySource(new_collection(expr), self.image, self.shape, self._column)
 
     def counts(self) -> np.ndarray:
-        return self._versioned(("rows", self._rows._name), self._count)
+        return self._once_if_versioned(("rows", self._rows._name), self._count)
 
-    def _versioned(self, key: tuple[str, str], compute: Callable[[], Value]) -> Value:
+    def _once_if_versioned(self, key: tuple[str, str], compute: Callable[[], Value]) -> Value:
         """Computed once in a process if the name of the query has the versions of its files."""
         leaves = (node for node in self._rows.expr.walk() if not node.dependencies())
         is_versioned = all(isinstance(leaf, Scan) for leaf in leaves)
         if not is_versioned:
             return compute()
-        for oldest in list(_versioned)[:-_MOST_KNOWN]:
-            _versioned.pop(oldest, None)
-        return once(_versioned, key, compute)
+        for oldest in list(_query_facts)[:-_MOST_KNOWN]:
+            _query_facts.pop(oldest, None)
+        return once(_query_facts, key, compute)
 
     def _count(self) -> np.ndarray:
         decode = last_decode(self._rows.expr)
@@ -459,7 +447,7 @@ class LazySource(FrameSource):
         if not images:
             return 1.0
         key = (f"bytes of a row of {number}", self._frame._name)
-        return self._versioned(key, lambda: self._measure(number, images))
+        return self._once_if_versioned(key, lambda: self._measure(number, images))
 
     def _measure(self, number: int, images: list[str]) -> float:
         sizes = (
@@ -646,7 +634,7 @@ Value = TypeVar("Value")
 
 # Facts of the latest queries whose names have the versions of all their files: each epoch needs
 # them.
-_versioned: Facts = {}
+_query_facts: Facts = {}
 _MOST_KNOWN = 64
 
 
@@ -661,74 +649,10 @@ def once(facts: Facts, key: tuple[str, Any], compute: Callable[[], Value]) -> Va
 def check_count(frame: DataFrame, counted: int, describe: Callable[[], str]) -> DataFrame:
     """A partition that was read, if it has as many rows as were counted."""
     if len(frame) != counted:
-        _versioned.clear()
+        _query_facts.clear()
         raise ArgumentError(
             f"iter_batches: {describe()} has {len(frame):,} rows, and had {counted:,} when they "
             "were counted: its file has changed, or the query gives other rows each time. Begin "
             "again with a new iterator or loader, or write the rows once, with checkpoint"
         )
     return frame
-
-
-class _Pixels(NamedTuple):
-    """A block of pixels in shared memory of another process."""
-
-    file: int  # descriptor in that process
-    nbytes: int
-    seal: bytes
-
-
-class _Mapping(NamedTuple):
-    """A pickled frame, with its pixels as blocks in shared memory of ``process``."""
-
-    process: int
-    frame: bytes
-    buffers: list[bytes | _Pixels]
-
-
-def map_remote(future: RemoteFuture) -> Any:
-    """A finished partition with mapped pixels, without a copy; None if they cannot be mapped.
-
-    The worker must be on this machine and run as the same user, and the pixels must be in shared
-    memory.
-    """
-    client, key = future.client, future.key
-    for worker in client.who_has([future]).get(key, ()):
-        # On errors, such as the death of the worker, the transfer after None raises or retries.
-        mapping = client.run(
-            _export_mapping, key, this_machine(), workers=[worker], on_error="ignore"
-        ).get(worker)
-        if mapping is None:
-            continue
-        try:
-            buffers = [
-                map_block(mapping.process, *buffer) if isinstance(buffer, _Pixels) else buffer
-                for buffer in mapping.buffers
-            ]
-        except OSError:
-            continue
-        # As safe as dask's own transfer: a worker of this cluster pickled it.
-        return pickle.loads(mapping.frame, buffers=buffers)
-    return None
-
-
-def _export_mapping(key: Key, machine: str, dask_worker: Worker) -> _Mapping | None:
-    """On a worker: describe a partition for the client to map; None if it cannot be mapped."""
-    if not machine or machine != this_machine() or key not in dask_worker.data:
-        return None
-    pickled: list[pickle.PickleBuffer] = []
-    frame = pickle.dumps(dask_worker.data[key], protocol=5, buffer_callback=pickled.append)
-    buffers: list[bytes | _Pixels] = []
-    for buffer in pickled:
-        with buffer.raw() as raw:
-            buffers.append(_as_pixels(raw) or bytes(raw))
-    is_shared = any(isinstance(buffer, _Pixels) for buffer in buffers)
-    return _Mapping(os.getpid(), frame, buffers) if is_shared else None
-
-
-def _as_pixels(raw: memoryview) -> _Pixels | None:
-    """The shared block of a buffer; None for small buffers and those in other memory."""
-    if raw.nbytes <= MIN_SHARED_BYTES:
-        return None
-    block = pixel_memory.shared_block(np.frombuffer(raw, np.uint8).ctypes.data)
-    return None if block is None else _Pixels(block.file, raw.nbytes, block.seal)

@@ -424,6 +424,7 @@ def test_wrong_arguments_are_refused(frames):
         ({"weights": [1, 0]}, "a number above 0 for each of 2 frames"),
         ({"weights": "ab"}, "a number above 0 for each of 2 frames"),
         ({"batch_size": 0}, "batch_size=0"),
+        ({"format": "jax"}, "format='jax'; choose 'numpy'"),
         ({"shuffle": -1}, "shuffle=-1"),
         ({"start": [0]}, "the position of an earlier iterator"),
         ({"stop": "last", "weights": [1, 2]}, "choose 'first' or 'all'"),

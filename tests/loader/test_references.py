@@ -177,6 +177,19 @@ def test_shards_without_random_access_are_decoded_whole(photos, tmp_path, work):
     assert work["walks"] - before <= 6  # once to count
 
 
+def test_rows_that_were_moved_are_not_moved_again_for_their_random_crops(shards, work):  # noqa: F811
+    read = {"size": 16, "backend": "pandas"}
+    walks = []
+    for options in ({}, {"augment": "random_resized_crop"}):
+        moved = dii.read_webdataset_images(shards, **read, **options).shuffle("cls")
+        before = work["walks"]
+        next(moved.images.iter_batches(4, columns=["__key__"], shuffle=2, epoch=1))
+        walks.append(work["walks"] - before)
+    plain, augmented = walks
+    assert plain
+    assert augmented == plain
+
+
 def test_a_rule_of_isin_moves_no_rows(ddf, work):  # noqa: F811
     last = ddf["__key__"].str.slice(-1)
     ruled = ddf[~last.isin(["0", "5"])]

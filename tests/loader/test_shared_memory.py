@@ -18,7 +18,7 @@ from processes import SECONDS, until
 
 import dask_image_ingest as dii
 from dask_image_ingest.frames.pixel_pool import PixelMemory, SharedBlock, map_block
-from dask_image_ingest.loader import source
+from dask_image_ingest.loader import mapped_pixels
 
 pytestmark = pytest.mark.slow
 
@@ -143,7 +143,7 @@ def test_a_python_without_files_in_memory_keeps_its_own(monkeypatch):
 
 def test_another_machine_sends_its_pixels(ddf, monkeypatch):
     want = np.concatenate(batches(ddf))
-    monkeypatch.setattr(source, "this_machine", lambda: "another")
+    monkeypatch.setattr(mapped_pixels, "this_machine", lambda: "another")
     sent = batches(ddf)
     assert not mapped()
     np.testing.assert_array_equal(np.concatenate(sent), want)
@@ -174,7 +174,7 @@ def test_pixels_that_cannot_be_mapped_are_sent(ddf, monkeypatch):
         raise PermissionError
 
     want = np.concatenate(batches(ddf))
-    monkeypatch.setattr(source, "map_block", refuse)
+    monkeypatch.setattr(mapped_pixels, "map_block", refuse)
     np.testing.assert_array_equal(np.concatenate(batches(ddf)), want)
 
 
