@@ -29,8 +29,17 @@ REFERENCE = pa.struct(
         pa.field("nbytes", pa.int64()),
         pa.field("bytes", pa.large_binary()),
         pa.field("error", pa.string()),
+        pa.field("page", pa.int32()),
+        pa.field("top", pa.float64()),
+        pa.field("left", pa.float64()),
+        pa.field("height", pa.float64()),
+        pa.field("width", pa.float64()),
+        pa.field("in_shares", pa.bool_()),
     ]
 )
+
+# Fields of references that were stored before there were parts.
+_WITHOUT_PARTS = REFERENCE.names[: REFERENCE.names.index("page")]
 
 # Number of bytes of an encoded image to hash.
 _HASHED_BYTES = 256
@@ -38,7 +47,7 @@ _HASHED_BYTES = 256
 
 @dataclass(frozen=True, slots=True, repr=False)
 class ImageReference(UrlHolder):
-    """Reference to an encoded image: the sample and byte range in a shard, or the bytes.
+    """Reference to an encoded image, or a part of it: a byte range in a shard, or the bytes.
 
     Attributes
     ----------
@@ -54,6 +63,12 @@ class ImageReference(UrlHolder):
         The encoded image itself, if its shard has no random access; else None.
     error
         Why the image can't be decoded whatever its bytes are: its sample has two; else None.
+    page
+        Number of the page of a TIFF, or the frame of an animation, from 0 on; None for the first.
+    top, left, height, width
+        A rectangle of the upright page, which may reach beyond it; None for all of it.
+    in_shares
+        True if the rectangle is in shares of the page's height and width; else it is in pixels.
     """
 
     url: str | None
@@ -65,11 +80,18 @@ class ImageReference(UrlHolder):
     nbytes: int | None = None
     bytes: bytes | memoryview | None = None
     error: str | None = None
+    page: int | None = None
+    top: float | None = None
+    left: float | None = None
+    height: float | None = None
+    width: float | None = None
+    in_shares: bool | None = None
 
     def __hash__(self) -> int:
         # A sample of the bytes is enough; __eq__ compares all.
         sample = None if self.bytes is None else self.bytes[:: 1 + len(self.bytes) // _HASHED_BYTES]
-        fields = self.url, self.version, self.number, self.key, self.offset
+        fields = self.url, self.version, self.number, self.key, self.offset, self.page
+        fields = *fields, self.top, self.left, self.height, self.width
         return hash((*fields, None if sample is None else sample.hex()))
 
     @property
@@ -110,7 +132,7 @@ def with_urls(table: pa.Table, change: Callable[[str], str]) -> pa.Table:
             table = table.set_column(number, field, _changed(urls, change))
         elif holds_references(field.type):
             column = table.column(number).combine_chunks()
-            parts = dict(zip(REFERENCE.names, column.flatten(), strict=True))
+            parts = dict(zip(field.type.names, column.flatten(), strict=True))
             parts["url"] = _changed(parts["url"], change)
             new = pa.StructArray.from_arrays(
                 [*parts.values()], fields=list(field.type), mask=column.is_null()
@@ -127,7 +149,12 @@ def _changed(urls: pa.Array, change: Callable[[str], str]) -> pa.Array:
 
 def holds_references(type_: pa.DataType) -> bool:
     """True for the Arrow type of references, and for cuDF's, with lists of uint8 for bytes."""
-    return bool(pa.types.is_struct(type_)) and type_.names == REFERENCE.names
+    return bool(pa.types.is_struct(type_)) and are_fields_of_references(type_.names)
+
+
+def are_fields_of_references(names: list[str]) -> bool:
+    """True for the names of the fields of references, also of those stored without parts."""
+    return names in (REFERENCE.names, _WITHOUT_PARTS)
 
 
 def as_references(array: pa.Array | pa.ChunkedArray) -> Any:
@@ -138,7 +165,7 @@ def as_references(array: pa.Array | pa.ChunkedArray) -> Any:
         raise pa.ArrowInvalid(f"no image references: {array.type}")
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([as_references(chunk) for chunk in array.chunks], REFERENCE)
-    fields = dict(zip(REFERENCE.names, array.flatten(), strict=True))
+    fields = dict(zip(array.type.names, array.flatten(), strict=True))
     if is_byte_list(fields["bytes"].type):
         fields["bytes"] = bytes_of(fields["bytes"])
     return references_of_fields(len(array), fields, array.is_null())

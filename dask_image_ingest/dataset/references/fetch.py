@@ -305,9 +305,13 @@ def reference_rows(references: pa.ChunkedArray) -> list[ImageReference | None]:
         None if not value.is_valid else memoryview(value.as_buffer()).cast("B")
         for value in field_of(references, "bytes")
     ]
-    others = [field.name for field in references.type if field.name != "bytes"]
-    fields = {name: field_of(references, name).to_pylist() for name in others}
-    fields["bytes"] = carried
+    others = {field.name: field_of(references, field.name) for field in references.type}
+    fields = {
+        name: values.to_pylist()
+        for name, values in others.items()
+        if name != "bytes" and values.null_count < len(values)
+    }
+    fields |= {"url": others["url"].to_pylist(), "bytes": carried}
     return [
         ImageReference(**dict(zip(fields, values, strict=True))) if valid else None
         for valid, *values in zip(references.is_valid().to_pylist(), *fields.values(), strict=True)

@@ -35,7 +35,7 @@ from dask_image_ingest.frames.image_dtype import (
     image_views,
 )
 from dask_image_ingest.frames.nested_dtype import one_chunk
-from dask_image_ingest.frames.reference_dtype import REFERENCE
+from dask_image_ingest.frames.reference_dtype import are_fields_of_references
 from dask_image_ingest.typedefs import Dtype
 
 # Most digits of a decimal in cuDF.
@@ -341,7 +341,7 @@ def is_images(dtype: Dtype) -> bool:
 
 def is_references(dtype: Dtype) -> bool:
     """True for the dtype of image references."""
-    return isinstance(dtype, cudf.StructDtype) and list(dtype.fields) == REFERENCE.names
+    return isinstance(dtype, cudf.StructDtype) and are_fields_of_references(list(dtype.fields))
 
 
 def is_bytes_dtype(dtype: Dtype) -> bool:
