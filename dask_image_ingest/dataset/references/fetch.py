@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
+from dask_image_ingest.dataset.references.parts import resolve
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
 from dask_image_ingest.dataset.scan.rows import (
     NO_BYTES,
@@ -23,7 +24,7 @@ from dask_image_ingest.dataset.scan.rows import (
     put_pixels,
     slices_by_size,
 )
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Part
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
     BackendName,
@@ -127,8 +128,11 @@ def fetch_images(
     # A merge may repeat a reference, or leave it null.
     distinct: dict[ImageReference, int] = {}
     places = [-1 if row is None else distinct.setdefault(row, len(distinct)) for row in rows]
-    headers, encoded = fetch(list(distinct), column.decoding, column.storage_options, fetch_bytes)
-    headers, encoded = [*headers, _NO_REFERENCE], [*encoded, None]  # the last is that of null
+    headers, encoded, parts = fetch(
+        list(distinct), column.decoding, column.storage_options, fetch_bytes
+    )
+    # The last is that of null.
+    headers, encoded, parts = [*headers, _NO_REFERENCE], [*encoded, None], [*parts, None]
 
     def origin(row: int) -> Origin:
         origin = _origin(rows[row])
@@ -145,6 +149,7 @@ def fetch_images(
         f"the {len(rows)} images of a partition",
         pictures=pictures if len(np.unique(pictures)) < len(rows) else None,
         source=tuple(rows),
+        parts=[parts[place] for place in places] if any(parts) else None,
     )
 
 
@@ -153,20 +158,35 @@ def fetch(
     decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
     fetch_bytes: Fetch | None = None,
-) -> tuple[list[Header], list[bytes | memoryview | None]]:
-    """Fetch encoded images; returns the header and the bytes of each.
+) -> tuple[list[Header], list[bytes | memoryview | None], list[Part | None]]:
+    """Fetch encoded images; returns the header, the bytes and the part of each.
 
-    For an image that can't be found the header has an error, and the bytes are None.
+    Of a picture the bytes are fetched once, and the header of each page is read once. For an image
+    that can't be found the header has an error, and the bytes are None.
 
     Raises
     ------
     ShardError, ShardNotFoundError
         If a shard can't be read, or is of another version than a reference names.
     """
-    fetched = (fetch_bytes or fetch_encoded)(references, storage_options)
-    encoded = [None if isinstance(data, Header) else data for data in fetched]
-    headers = [data if isinstance(data, Header) else decoding.read_header(data) for data in fetched]
-    return headers, encoded
+    pictures: dict[ImageReference, int] = {}
+    numbers = [pictures.setdefault(one.picture, len(pictures)) for one in references]
+    fetched = (fetch_bytes or fetch_encoded)(list(pictures), storage_options)
+    pages: dict[tuple[int, int | None], Header] = {}
+    headers: list[Header] = []
+    parts: list[Part | None] = []
+    for reference, number in zip(references, numbers, strict=True):
+        data, page = fetched[number], reference.page or 0 if reference.has_part else None
+        header, part = pages.get((number, page)), None
+        if header is None:
+            header = data if isinstance(data, Header) else decoding.read_header(data, page)
+            pages[number, page] = header
+        if reference.has_part:
+            header, part = resolve(reference, number, header, decoding)
+        headers.append(header)
+        parts.append(part)
+    found = [None if isinstance(data, Header) else data for data in fetched]
+    return headers, [found[number] for number in numbers], parts
 
 
 def fetch_encoded(
@@ -339,10 +359,24 @@ def _origin(reference: ImageReference | None) -> Origin:
     """The identity of an image, for errors and for the seed of random transforms.
 
     All images of a sample have the same seed, so it depends on the sample alone: shard and number,
-    or else the key. Within a shard the key is not used, since it may repeat.
+    or else the key. Within a shard the key is not used, since it may repeat. Parts of an image have
+    other seeds than the image, and the same parts of two images of a sample have one.
     """
     if reference is None:
         return Origin("", 0, "no image")
+    origin = _origin_of_sample(reference)
+    if not reference.has_part:
+        return origin
+    part = [reference.page or 0, reference.top, reference.left, reference.height, reference.width]
+    seed = zlib.crc32(repr([origin.number, *part, reference.in_shares]).encode())
+    where = f"page {part[0]} of " if part[0] else ""
+    if reference.top is not None:
+        unit = " (shares)" if reference.in_shares else ""
+        where = "the part {4:g} x {3:g} at {2:g}, {1:g}{unit} of ".format(*part, unit=unit) + where
+    return origin._replace(number=seed, name=f"{where}{origin.name}")
+
+
+def _origin_of_sample(reference: ImageReference) -> Origin:
     url, number, key = reference.url or "", reference.number, reference.key
     if number is None and (reference.bytes is not None or reference.offset == 0):
         # An image file, or encoded bytes without a shard.
