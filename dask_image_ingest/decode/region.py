@@ -22,7 +22,7 @@ class Region(NamedTuple):
         return cls(0, 0, image.shape[0], image.shape[1], mirrored)
 
     def of(self, image: np.ndarray) -> np.ndarray:
-        """This part of an array (height, width, channels), not mirrored; black outside of it.
+        """Cut it out of an array (height, width, channels), not mirrored; black outside of that.
 
         A view, unless the region reaches beyond the image.
         """
