@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.references.parts import resolve
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
@@ -350,9 +353,20 @@ def references_of(frame: DataFrame, image: Hashable) -> pa.ChunkedArray:
 
 
 def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
-    """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
-    nbytes = field_of(references_of(frame, images.image), "nbytes")
-    return nbytes.fill_null(0).to_numpy()
+    """Encoded bytes that each row adds, 0 if unknown; shape (n,), int64.
+
+    Of several parts of an image, the first one has them all: they are fetched once.
+    """
+    references = references_of(frame, images.image)
+    nbytes = field_of(references, "nbytes").fill_null(0).to_numpy()
+    of_part = pc.is_valid(pc.coalesce(field_of(references, "page"), field_of(references, "top")))
+    if not pc.any(of_part).as_py():
+        return nbytes
+    places = pd.DataFrame(
+        {name: field_of(references, name).to_pandas() for name in ("url", "offset")}
+    )
+    again = places.duplicated() & places["offset"].notna()
+    return np.where(again & of_part, 0, nbytes)
 
 
 def _origin(reference: ImageReference | None) -> Origin:
@@ -401,6 +415,8 @@ class EncodedAhead:
         self._images = images
         self._threads = ThreadPoolExecutor(_AT_ONCE, "image-ingest-ahead")
         self._requested: dict[ImageReference, Future[Fetched]] = {}
+        # Rows that were requested and are yet to be taken, by picture: parts may share one.
+        self._awaited: Counter[ImageReference] = Counter()
         # No request begins after `close`: nothing would end its futures.
         self._lock = threading.Lock()
         self._closed = False
@@ -416,6 +432,7 @@ class EncodedAhead:
         new = {
             reference: Future[Fetched]() for reference in wanted if reference not in self._requested
         }
+        self._awaited += wanted
         with self._lock:
             if new and not self._closed:
                 self._threads.submit(self._fetch, new)
@@ -428,9 +445,11 @@ class EncodedAhead:
         """
         requested = self._requested
         wanted = self._references(rows)
-        taken = {
-            reference: requested.pop(reference) for reference in wanted if reference in requested
-        }
+        taken = {reference: requested[reference] for reference in wanted if reference in requested}
+        self._awaited -= wanted
+        for reference in taken:
+            if reference not in self._awaited:
+                requested.pop(reference, None)
 
         def fetch(
             references: Sequence[ImageReference], storage_options: dict[str, Any] | None
@@ -456,16 +475,16 @@ class EncodedAhead:
         if self._closed:
             raise ShardError("the iteration was closed while images were fetched")
 
-    def _references(self, rows: DataFrame) -> dict[ImageReference, None]:
-        """Distinct references to images in shards that one set of ``storage_options`` opens."""
+    def _references(self, rows: DataFrame) -> Counter[ImageReference]:
+        """References to pictures in shards that one set of ``storage_options`` opens."""
         options = self._images[0].storage_options
-        return {
-            reference: None
+        return Counter(
+            reference.picture
             for column in self._images
             if column.storage_options == options
             for reference in reference_rows(references_of(rows, column.image))
             if reference is not None and reference.bytes is None
-        }
+        )
 
     def _fetch(self, futures: dict[ImageReference, Future[Fetched]]) -> None:
         try:
