@@ -251,9 +251,9 @@ class DecodeSpec:
             region = region._replace(mirrored=region.mirrored != bool(flips % 2))
         return Placement((header.height or 0, header.width or 0), region, geometry)
 
-    def read_header(self, data: LazyBytes) -> Header:
+    def read_header(self, data: LazyBytes, page: int = 0) -> Header:
         """Read an image's header, with an error if these options refuse the image."""
-        return self.validated(read_header(data, self.max_pixels))
+        return self.validated(read_header(data, self.max_pixels, page))
 
     def validated(self, header: Header) -> Header:
         """Set the header's error if the image would be too large after the resize.
