@@ -64,13 +64,7 @@ from dask_image_ingest.decode.formats import (
 from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
 from dask_image_ingest.decode.formats.pillow_image import NoColours, seek_frame
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
-from dask_image_ingest.decode.formats.tiff import (
-    TiffCut,
-    TiffLayout,
-    read_layout,
-    read_samples,
-    stored_part,
-)
+from dask_image_ingest.decode.formats.tiff import TiffCut, TiffLayout, read_layout, read_samples
 from dask_image_ingest.decode.region import Region
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
@@ -373,20 +367,16 @@ def _decode_tiff(
     header = layout.header()
     if header.error is not None:
         raise BadImage.of(header.error)
-    rows, columns = stored_part(region, layout.shape, header.orientation)
-    part = layout.cut(data, rows, columns)
-    if len(part.rows) * len(part.columns) > max_pixels:
-        held = f"{len(part.columns)} x {len(part.rows)} pixels"
-        raise BadImage(
-            "too-large", f"its strips or tiles hold {held}, more than max_pixels={max_pixels:,}"
-        )
+    part = layout.cut(data, region)
+    height, width = part.shape
+    if height * width > max_pixels:
+        held = f"its strips or tiles there hold {width} x {height} pixels"
+        raise BadImage("too-large", f"{held}, more than max_pixels={max_pixels:,}")
     with pillow_errors():
         pixels = _tiff(data, mode, layout, part)
-    if pixels.shape[:2] != (len(part.rows), len(part.columns)):
+    if pixels.shape[:2] != part.shape:
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    top, left = rows.start - part.rows.start, columns.start - part.columns.start
-    pixels = pixels[top : top + len(rows), left : left + len(columns)]
-    return np.require(upright(pixels, header.orientation), requirements=["C", "W"])
+    return np.require(upright(pixels[part.inner], header.orientation), requirements=["C", "W"])
 
 
 def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:

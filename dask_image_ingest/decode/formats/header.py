@@ -38,7 +38,7 @@ from dask_image_ingest.decode.formats.stored import (
     looks_like,
     no_page,
 )
-from dask_image_ingest.decode.formats.tiff import read_tiff_header, tiff_page_shapes
+from dask_image_ingest.decode.formats.tiff import as_open_tiff, read_tiff_header
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
 #: Largest height or width that an int32 column can hold; no decoder goes that far.
@@ -158,7 +158,7 @@ def page_shapes(data: LazyBytes) -> list[tuple[int, int]]:
     """
     format, stored = read_stored_header(data)
     if format == "tiff":
-        return tiff_page_shapes(data)
+        return as_open_tiff(data).shapes()
     header = header_of(format, stored, LONGEST_EDGE**2)
     if format is None or header.height is None or header.width is None:
         raise BadImage.of(header.error or "not-an-image")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import itertools
 import struct
+import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from dask_image_ingest.decode.formats.stored import (
     StoredHeader,
     no_page,
 )
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.storage import LazyBytes, Range, merge
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -98,6 +100,12 @@ class TiffLayout:
     def shape(self) -> tuple[int, int]:
         """Height and width, before orientation."""
         return self._get(_HEIGHT, 0), self._get(_WIDTH, 0)
+
+    @property
+    def upright_shape(self) -> tuple[int, int]:
+        """Height and width, after orientation."""
+        height, width = self.shape
+        return (width, height) if self._get(_ORIENTATION, 1) in SWAPPED else (height, width)
 
     @property
     def samples(self) -> int:
@@ -195,20 +203,21 @@ class TiffLayout:
         orientation = orientation if 1 <= orientation <= 8 else 1
         return StoredHeader(height, width, self.samples, orientation, True, self.header_error())
 
-    def cut(self, data: LazyBytes, rows: range, columns: range) -> TiffCut:
-        """The strips or tiles that some rows and columns meet, before orientation.
+    def cut(self, data: LazyBytes, region: Region | None) -> TiffCut:
+        """The strips or tiles that an upright region meets; None for all.
 
         Raises
         ------
         BadImage
             If the directory names bytes that the file does not have.
         """
+        rows, columns = self._stored(region)
         (height, width), samples = self.shape, self.samples
         if self.compression == _OLD_JPEG:  # its parts lie where only tags of its own say
-            tags = {
-                tag: self._numbered(data, tag, range(self.arrays[tag][1])) for tag in self.arrays
-            }
-            return TiffCut(range(height), range(width), tags, [(0, len(data))])
+            arrays = self.arrays.items()
+            tags = {tag: self._numbered(data, tag, range(count)) for tag, (_, count, _) in arrays}
+            inner = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
+            return TiffCut(self.shape, inner, tags, [(0, len(data))])
         tiled = _TILE_OFFSETS in self.arrays
         if tiled:
             high, wide = self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0)
@@ -248,9 +257,30 @@ class TiffLayout:
         for offset, length in places:
             if not length or offset + length > len(data):
                 raise BadImage("truncated", f"{length} bytes of pixels at {offset} of {len(data)}")
-        columns = range(across.start * wide, min(across.stop * wide, width))
-        tags = {where: offsets, lengths: sizes}
-        return TiffCut(held, columns, tags, merge((at, at + size) for at, size in places))
+        left, right = across.start * wide, min(across.stop * wide, width)
+        inner = (
+            slice(rows.start - held.start, rows.stop - held.start),
+            slice(columns.start - left, columns.stop - left),
+        )
+        tags, ranges = {where: offsets, lengths: sizes}, ((at, at + size) for at, size in places)
+        return TiffCut((len(held), right - left), inner, tags, merge(ranges))
+
+    def _stored(self, region: Region | None) -> tuple[range, range]:
+        """Stored rows and columns of an upright region."""
+        if region is None:
+            return range(self.shape[0]), range(self.shape[1])
+        top, left, high, wide = region[:4]
+        orientation = self.header().orientation
+        height, width = self.upright_shape
+        if region.inside((height, width)) != region:
+            raise BadImage("corrupt", "its pixels are not of the size in its header")
+        # The inverse of turning it upright, backwards.
+        if orientation in (3, 4, 7, 8):
+            top = height - top - high
+        if orientation in (2, 3, 6, 7):
+            left = width - left - wide
+        rows, columns = range(top, top + high), range(left, left + wide)
+        return (columns, rows) if orientation in SWAPPED else (rows, columns)
 
     def _numbered(self, data: LazyBytes, tag: int, numbers: Sequence[int]) -> list[int]:
         """Some values of a tag with one for each strip or tile; only these are read."""
@@ -287,7 +317,7 @@ class TiffLayout:
         ends = list(itertools.accumulate((stop - start for start, stop in ranges), initial=8))
         tags |= {tag: (4, tuple(values)) for tag, values in part.tags.items()}
         if not is_whole_file:
-            rows, columns = len(part.rows), len(part.columns)
+            rows, columns = part.shape
             tags |= {_HEIGHT: (4, (rows,)), _WIDTH: (4, (columns,))}
             if _STRIP_OFFSETS in part.tags:
                 tags[_STRIP_ROWS] = (4, (min(self._get(_STRIP_ROWS, rows), rows),))
@@ -314,51 +344,131 @@ class TiffCut(NamedTuple):
 
     Attributes
     ----------
-    rows, columns
-        The stored pixels that they hold, at least those of the part.
+    shape
+        Height and width of what they hold, before orientation.
+    inner
+        The part in that.
     tags
         Offsets and sizes of these strips or tiles, by tag.
     ranges
         The bytes of the file that hold them, sorted.
     """
 
-    rows: range
-    columns: range
+    shape: tuple[int, int]
+    inner: tuple[slice, slice]
     tags: dict[int, list[int]]
     ranges: list[Range]
 
 
-class _Start(NamedTuple):
-    """Begin of a TIFF: its byte order, its words, and the offset of its first directory."""
+class OpenTiff:
+    """A TIFF that is read by slices: what of it is wanted, and no more.
 
-    order: Literal["<", ">"]
-    is_big: bool
-    first: int
+    Parameters
+    ----------
+    content, offset, size
+        Bytes, or the open shard, that have the file at ``offset``; by default it is all of them.
+    """
 
-    @classmethod
-    def of(cls, data: LazyBytes) -> _Start:
-        head = bytes(data[:16])
-        order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
-        is_big = _BIG_NUMBER in head[2:4]
-        (first,) = _unpacked(f"{order}8xQ" if is_big else f"{order}4xI", head)
-        return cls(order, is_big, first)
+    def __init__(self, content: LazyBytes, offset: int = 0, size: int | None = None) -> None:
+        self.content, self.offset = content, offset
+        self._size = len(content) if size is None else size
+        head = bytes(self[:16])
+        self._order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
+        self._is_big = _BIG_NUMBER in head[2:4]
+        (self._first,) = _unpacked(f"{self._order}{'8xQ' if self._is_big else '4xI'}", head)
+        self._known: list[int] = []  # directories that were found so far
+        self._further, self._lock = self._directories(), threading.Lock()
 
-    def entries(self, data: LazyBytes, at: int) -> tuple[list[tuple[int, int, int, bytes]], int]:
+    def __len__(self) -> int:
+        return self._size
+
+    def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
+        start, stop, _ = part.indices(self._size)
+        return self.content[self.offset + start : self.offset + max(start, stop)]
+
+    def shapes(self) -> list[tuple[int, int]]:
+        """Height and width of each page, upright; 0 of a page that names none.
+
+        Raises
+        ------
+        BadImage
+            If the directories lead in a circle, or out of the file.
+        """
+        return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories()]
+
+    def layout(self, page: int, wanted: frozenset[int]) -> TiffLayout:
+        """Layout of a page, with those tags that are wanted; see `read_layout`."""
+        at = self._first
+        if page:
+            with self._lock:
+                self._known += itertools.islice(self._further, max(0, page + 1 - len(self._known)))
+            if not 0 <= page < len(self._known):
+                raise no_page(page, len(self._known))
+            at = self._known[page]
+        return self._layout(at, wanted)
+
+    def _directories(self) -> Iterator[int]:
+        """Offsets of the directories: of each page, and after it those of its SubIFDs."""
+        pending, seen = [self._first], set[int]()
+        while pending:
+            if not (at := pending.pop()):
+                continue
+            if at in seen:
+                raise BadImage("corrupt", f"its directories lead back to byte {at}")
+            if len(seen) == MAX_PARTS:
+                raise BadImage("corrupt", f"more than {MAX_PARTS:,} pages")
+            seen.add(at)
+            yield at
+            entries, end = self._entries(at)
+            pending.append(self._word(self[end : end + 8]))
+            for tag, kind, count, value in entries:
+                if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
+                    offsets = f"{self._order}{count}{_OFFSETS[kind]}"
+                    pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+
+    def _layout(self, at: int, wanted: frozenset[int]) -> TiffLayout:
+        types = _BIG_TYPES if self._is_big else _TYPES
+        tags: dict[int, tuple[int, tuple[int, ...]]] = {}
+        arrays: dict[int, tuple[int, int, int]] = {}
+        entries, end = self._entries(at)
+        for number, (tag, kind, count, value) in enumerate(entries):
+            known = tag in tags or tag in arrays
+            if tag not in wanted or known or kind not in types or count > _MAX_VALUES:
+                continue
+            inline, code = len(value), types[kind]
+            values = f"{self._order}{count * len(code)}{code[0]}"
+            size = struct.calcsize(values)
+            # Some writers of big-endian BigTIFF put a long at the end.
+            shift = inline - 4 if size == 4 and not any(value[:4]) else 0
+            if tag in _ARRAYS:
+                here = end - (len(entries) - number - 1) * (4 + 2 * inline) - inline + shift
+                arrays[tag] = kind, count, self._word(value) if size > inline else here
+            else:
+                tags[tag] = kind, _unpacked(values, self._value(values, value)[shift:])
+        return TiffLayout(self._order, tags, arrays)
+
+    def _entries(self, at: int) -> tuple[list[tuple[int, int, int, bytes]], int]:
         """Entries (tag, type, count, value or its offset) of a directory, and where they end."""
-        start = at + (8 if self.is_big else 2)
-        (count,) = _unpacked(f"{self.order}{'Q' if self.is_big else 'H'}", data[at:start])
+        start = at + (8 if self._is_big else 2)
+        (count,) = _unpacked(f"{self._order}{'Q' if self._is_big else 'H'}", self[at:start])
         if count > MAX_PARTS:
             raise BadImage("corrupt", f"a directory of {count:,} tags")
-        entry = struct.Struct(f"{self.order}HHQ8s" if self.is_big else f"{self.order}HHI4s")
+        entry = struct.Struct(f"{self._order}{'HHQ8s' if self._is_big else 'HHI4s'}")
         end = start + entry.size * count
-        entries = bytes(data[start:end])
+        entries = bytes(self[start:end])
         if len(entries) < end - start:
             raise BadImage("truncated", _IN_DIRECTORY)
         return list(entry.iter_unpack(entries)), end
 
-    def offset(self, data: LazyBytes) -> int:
-        """An offset of a directory, or of a tag's values."""
-        return _unpacked(f"{self.order}{'Q' if self.is_big else 'I'}", data)[0]
+    def _word(self, data: LazyBytes) -> int:
+        """An offset in the file."""
+        return _unpacked(f"{self._order}{'Q' if self._is_big else 'I'}", data)[0]
+
+    def _value(self, format: str, entry: bytes) -> bytes:
+        """The bytes of a tag's values: its entry's, or those at the offset in there."""
+        size = struct.calcsize(format)
+        at = self._word(entry) if size > len(entry) else 0
+        return bytes(self[at : at + size]) if size > len(entry) else entry
 
 
 def _unpacked(format: str, data: LazyBytes) -> tuple[int, ...]:
@@ -372,80 +482,28 @@ def _unpacked(format: str, data: LazyBytes) -> tuple[int, ...]:
 _IN_DIRECTORY: Final = "it ends inside its directory"
 
 
-def directories(data: LazyBytes) -> Iterator[int]:
-    """Offsets of the directories of a TIFF: of each page, and after it those of its SubIFDs.
-
-    Levels of a pyramid are SubIFDs, or pages.
-
-    Raises
-    ------
-    BadImage
-        If they lead in a circle, or out of the file.
-    """
-    start = _Start.of(data)
-    pending, seen = [start.first], set[int]()
-    while pending:
-        if not (at := pending.pop()):
-            continue
-        if at in seen:
-            raise BadImage("corrupt", f"its directories lead back to byte {at}")
-        if len(seen) == MAX_PARTS:
-            raise BadImage("corrupt", f"more than {MAX_PARTS:,} pages")
-        seen.add(at)
-        yield at
-        entries, end = start.entries(data, at)
-        pending.append(start.offset(data[end : end + 8]))
-        for tag, kind, count, value in entries:
-            if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
-                offsets = f"{start.order}{count}{_OFFSETS[kind]}"
-                size = struct.calcsize(offsets)
-                if size > len(value):
-                    place = start.offset(value)
-                    value = bytes(data[place : place + size])
-                pending += reversed(_unpacked(offsets, value))
-
-
 def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS, page: int = 0) -> TiffLayout:
-    """Layout of a page of a TIFF or BigTIFF; `directories` counts the pages.
+    """Layout of a page of a TIFF or BigTIFF.
+
+    After each page come the directories that its SubIFDs name: levels of a pyramid, usually.
 
     Raises
     ------
     BadImage
         If its directory is truncated, or there is no such page.
     """
-    start = _Start.of(data)
-    if not page:
-        return _layout_at(data, start, start.first, wanted)
-    number = -1
-    for number, at in enumerate(directories(data)):
-        if number == page:
-            return _layout_at(data, start, at, wanted)
-    raise no_page(page, number + 1)
+    return as_open_tiff(data).layout(page, wanted)
 
 
-def _layout_at(data: LazyBytes, start: _Start, at: int, wanted: frozenset[int]) -> TiffLayout:
-    types = _BIG_TYPES if start.is_big else _TYPES
-    tags: dict[int, tuple[int, tuple[int, ...]]] = {}
-    arrays: dict[int, tuple[int, int, int]] = {}
-    entries, end = start.entries(data, at)
-    for number, (tag, kind, count, value) in enumerate(entries):
-        known = tag in tags or tag in arrays
-        if tag not in wanted or known or kind not in types or count > _MAX_VALUES:
-            continue
-        code, inline = types[kind], len(value)
-        size = struct.calcsize(f"{start.order}{count * len(code)}{code[0]}")
-        # Some writers of big-endian BigTIFF put a long at the end.
-        shift = inline - 4 if size == 4 and not any(value[:4]) else 0
-        if tag in _ARRAYS:
-            last = end - (len(entries) - number - 1) * (4 + 2 * inline)
-            place = start.offset(value) if size > inline else last - inline + shift
-            arrays[tag] = kind, count, place
-            continue
-        if size > inline:
-            place = start.offset(value)
-            value, shift = bytes(data[place : place + size]), 0
-        tags[tag] = kind, _unpacked(f"{start.order}{count * len(code)}{code[0]}", value[shift:])
-    return TiffLayout(start.order, tags, arrays)
+def as_open_tiff(data: LazyBytes) -> OpenTiff:
+    """``data``, or its bytes as an `OpenTiff`.
+
+    Raises
+    ------
+    BadImage
+        If it is too short.
+    """
+    return data if isinstance(data, OpenTiff) else OpenTiff(data)
 
 
 def read_tiff_header(data: LazyBytes, page: int = 0) -> StoredHeader:
@@ -456,43 +514,6 @@ def read_tiff_header(data: LazyBytes, page: int = 0) -> StoredHeader:
     BadImage
     """
     return read_layout(data, _OF_HEADER, page).header()
-
-
-def stored_part(
-    region: tuple[int, ...] | None, shape: tuple[int, int], orientation: int
-) -> tuple[range, range]:
-    """Stored rows and columns of an upright region (top, left, height, width); None for all.
-
-    ``shape`` is that of the stored image.
-    """
-    if region is None:
-        return range(shape[0]), range(shape[1])
-    top, left, high, wide = region[:4]
-    # The inverse of `upright`, step by step backwards.
-    height, width = reversed(shape) if orientation in SWAPPED else shape
-    if orientation in (3, 4, 7, 8):
-        top = height - top - high
-    if orientation in (2, 3, 6, 7):
-        left = width - left - wide
-    rows, columns = range(top, top + high), range(left, left + wide)
-    return (columns, rows) if orientation in SWAPPED else (rows, columns)
-
-
-def tiff_page_shapes(data: LazyBytes) -> list[tuple[int, int]]:
-    """Height and width of each page, upright; 0 of a page that names none.
-
-    Raises
-    ------
-    BadImage
-        As `directories`.
-    """
-    start, shapes = _Start.of(data), []
-    for at in directories(data):
-        layout = _layout_at(data, start, at, _OF_HEADER)
-        height, width = layout.shape
-        swapped = (layout.values(_ORIENTATION) or (1,))[0] in SWAPPED
-        shapes.append((width, height) if swapped else (height, width))
-    return shapes
 
 
 def read_samples(tiff: bytes) -> np.ndarray:
