@@ -23,6 +23,7 @@ from dask_image_ingest.dataset.plan import (
     value_sources,
 )
 from dask_image_ingest.dataset.references import (
+    CutRows,
     Decode,
     adds_references,
     fetch_encoded,
@@ -110,6 +111,9 @@ def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
     changed_by, modes = None, set()
     for expr, (name,) in changes:
         if isinstance(expr, KeepsResults):
+            continue
+        if isinstance(expr, CutRows):
+            changed_by = changed_by or operation_name(expr)
             continue
         meta = expr._meta if expr.ndim == 1 else expr._meta[name]
         if backend_of(meta).is_references(meta.dtype):

@@ -38,6 +38,13 @@ REGION: Final = pa.struct(
     [*((name, pa.int32()) for name in ("top", "left", "height", "width")), ("flipped", pa.bool_())]
 )
 
+#: Columns that say where a part lies in its picture: the page, from 0 on, and the upper left corner,
+#: in pixels of the upright page.
+PLACE: Final = ("page", "top", "left")
+
+#: Columns of the size of an image, or a part.
+EDGES: Final = ("height", "width")
+
 #: Columns with values from an image's header.
 HEADERS: Final = ("format", "height", "width", "channels")
 
@@ -50,6 +57,27 @@ def image_field(image: str, name: str) -> str:
 def region_field(image: str) -> str:
     """The name of the column of type `REGION` for an image column."""
     return f"{image}.region"
+
+
+def place_field(image: str, name: str) -> str:
+    """The name of one of the columns `PLACE` for an image column."""
+    return f"{image}.{name}"
+
+
+def part_fields(columns: Iterable[Hashable]) -> dict[str, list[str]]:
+    """Image column → the columns that tell which part it is: `PLACE`, height and width.
+
+    Of those images that have all of these among ``columns``.
+    """
+    names = {name for name in columns if isinstance(name, str)}
+    found = {}
+    for image in sorted(name.removesuffix(".top") for name in names if name.endswith(".top")):
+        place = [place_field(image, name) for name in PLACE]
+        own, first = ([image_field(of, edge) for edge in EDGES] for of in (image, "image"))
+        edges = own if {*own} <= names else first
+        if {*place, *edges} <= names:
+            found[image] = [*place, *edges]
+    return found
 
 
 # The most frequent extensions become columns: if keys contain dots, every member may have its own.
