@@ -80,8 +80,6 @@ def references_of_locations(frame: DataFrame) -> pa.StructArray:
         try:
             column = backend_of(frame).to_arrow(frame[[name]]).column(0).combine_chunks()
             fields[field] = _converted(column, kind)
-            if field == "page":  # the first is that of a reference without a page
-                fields[field] = pc.if_else(pc.equal(fields[field], 0), None, fields[field])
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(
                 f"the column {name!r} of the frame is of type {frame[name].dtype}: decode_images "

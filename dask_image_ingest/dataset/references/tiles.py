@@ -208,8 +208,8 @@ def _page_rows(
     number = np.arange(len(picture)) - np.repeat(np.cumsum(counts) - counts, counts)
     edges = [edge for of_picture in shapes for shape in of_picture or [(-1, -1)] for edge in shape]
     height, width = np.array(edges, np.int64).reshape(-1, 2).T
-    # The reference to a first page stays as it is.
-    page, corner = np.where(number > 0, number, -1), np.zeros(len(picture), np.int64)
+    # The reference to an image of one page stays as it is.
+    page, corner = np.where(counts[picture] > 1, number, -1), np.zeros(len(picture), np.int64)
     parts = Parts(picture, page, corner, corner, height, width, np.ones(len(picture), np.bool_))
     return _with_parts(frame, images, parts)
 

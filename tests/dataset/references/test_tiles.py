@@ -154,7 +154,7 @@ def test_pages_are_the_frames_of_a_file(tmp_path):
             *(("png", number, 0, 0, 30, 20) for number in range(3)),
             ("jpeg", 0, 0, 0, 30, 20),
         ]
-        assert [reference.page for reference in frame.image] == [*[None, 1, 2] * 3, None]
+        assert [reference.page for reference in frame.image] == [*[0, 1, 2] * 3, None]
     tiles = refs.images.pages().images.tiles(25, edge="drop").compute()
     assert tiles.empty
     tiles = refs.images.pages().images.tiles(15, edge="drop").compute()
