@@ -30,6 +30,7 @@ from dask_image_ingest.decode.decode_spec import (
     DecodeSpec,
     ImageShape,
     Mode,
+    Outside,
     Resize,
     make_decode_spec,
 )
@@ -38,12 +39,14 @@ from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
     Header,
     header_of,
+    too_large,
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
 from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import RandomResizedCrop
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import Interpolation, ResizedImage, resized_cubic
 
 __all__ = [
@@ -62,6 +65,8 @@ __all__ = [
     "Interpolation",
     "Mode",
     "Origin",
+    "Outside",
+    "Part",
     "PixelBuffer",
     "Pixels",
     "Placement",
@@ -70,6 +75,7 @@ __all__ = [
     "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "Region",
     "Resize",
     "ResizedImage",
     "StoredHeader",
@@ -88,4 +94,5 @@ __all__ = [
     "read_stored_header",
     "resize_arrays",
     "resized_cubic",
+    "too_large",
 ]

@@ -44,7 +44,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Final
 
@@ -65,7 +65,7 @@ from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
 from dask_image_ingest.decode.formats.pillow_image import NoColours
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
 from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout, read_samples
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.storage import LazyBytes
 
 
@@ -136,10 +136,32 @@ def decode_region(
     image = decode_with_pillow(data, mode, max_pixels)
     if region is None:
         return image
-    part = region.of(image)
-    if part.shape[:2] != (region.height, region.width):
+    if region.inside((image.shape[0], image.shape[1])) != region:
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return part
+    return region.of(image)
+
+
+def decode_parts(
+    data: LazyBytes,
+    mode: Mode,
+    max_pixels: int,
+    page: int,
+    shape: tuple[int, int],
+    regions: Sequence[Region],
+) -> list[np.ndarray]:
+    """Decode regions of a page of this upright shape, black where they reach beyond it.
+
+    Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
+    and is not kept: results are copies.
+    """
+    if len(regions) == 1:
+        (region,), inside = regions, regions[0].inside(shape)
+        pixels = decode_region(data, mode, max_pixels, inside)
+        return [region.shifted(-inside.top, -inside.left).of(pixels).copy()]
+    image = decode_with_pillow(data, mode, max_pixels)
+    if image.shape[:2] != shape:
+        raise BadImage("corrupt", "its pixels are not of the size in its header")
+    return [region.of(image).copy() for region in regions]
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:

@@ -249,7 +249,9 @@ class ColumnDecode:
         backend = backend_of(frame)
         if self.region is not None or self.annotations is not None:
             placements = [
-                self.decoding.placement(header, functools.partial(encoded.origin, row))
+                self.decoding.placement(
+                    header, functools.partial(encoded.origin, row), encoded.part(row)
+                )
                 for row, header in enumerate(encoded.headers)
             ]
             if self.annotations is not None:
@@ -422,7 +424,7 @@ def _decode(
     sizes: Sequence[np.ndarray],
     backend: Backend,
 ) -> list[Pixels]:
-    """Decode an image column, or several of the same images: of rows with one picture, one."""
+    """Decode an image column, or several of the same images: of rows with equal pixels, one."""
     places = None
     if encoded.pictures is not None:
         _, firsts, places = np.unique(encoded.pictures, return_index=True, return_inverse=True)
@@ -431,6 +433,14 @@ def _decode(
         places = np.argsort(order)[places.reshape(-1)]
         encoded = encoded.take(firsts[order])
         sizes = [of_column[firsts[order]] for of_column in sizes]
+    if encoded.parts is not None:
+        # Rows of one picture side by side, which it may be decoded for at once.
+        pictures = [-1 if part is None else part.picture for part in encoded.parts]
+        order = np.argsort(pictures, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            back = np.argsort(order)
+            places = back if places is None else back[places]
+            encoded, sizes = encoded.take(order), [of_column[order] for of_column in sizes]
     encoded.prefetch()
     buffers = [
         backend.pixel_buffer(int(of_column.sum())) if column.pixels else NoPixels()
