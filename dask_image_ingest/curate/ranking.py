@@ -40,7 +40,7 @@ from dask_image_ingest.curate.quality import (
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import MapColumns, select_columns
-from dask_image_ingest.dataset.schema import EDGES, PLACE, part_fields
+from dask_image_ingest.dataset.schema import EDGES, PLACE, part_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
@@ -89,7 +89,7 @@ def resolve_identity(
             "keep the columns __url__, __key__ and offset of the read, or pass identity=, a column "
             "of unique values"
         )
-    parts = chain.from_iterable(part_fields(frame.columns).values())
+    parts = chain.from_iterable(part_columns(frame.columns).values())
     return ("__key__", "__url__", *({"offset"} & set(frame.columns)), *dict.fromkeys(parts))
 
 

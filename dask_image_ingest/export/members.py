@@ -245,7 +245,7 @@ PART_FIELD = "json.part"
 def with_part(members: Members) -> Members:
     """Add the field `PART_FIELD` to the JSON of each sample, unless it is left out or a column."""
     own = next((m for m in members.from_columns if m.extension == "json"), None)
-    if own is None and "json" in members.left_out or own is not None and not own.merges:
+    if not own.merges if own else "json" in members.left_out:
         return members
     columns = *(() if own is None else own.needs), PART_FIELD
     others = (member for member in members.from_columns if member is not own)

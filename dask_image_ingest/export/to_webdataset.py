@@ -27,7 +27,7 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
-from dask_image_ingest.dataset.schema import part_fields
+from dask_image_ingest.dataset.schema import part_columns
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export.files import (
     FORMAT,
@@ -211,7 +211,7 @@ def to_webdataset(
     columns = columns_to_export(frame)
     has_samples = {"__url__", "offset"} <= {*columns}
     selection = _checked_members(frame, members, columns, has_samples)
-    part = _part_columns(columns, selection)
+    part = _part_written(columns, selection)
     options = Options(
         template=template,
         samples_per_shard=samples_per_shard,
@@ -296,11 +296,11 @@ def _checked_members(
     return selection
 
 
-def _part_columns(columns: Sequence[str], members: Members) -> list[str]:
+def _part_written(columns: Sequence[str], members: Members) -> tuple[str, ...]:
     """The columns that tell the part of the picture that is written in place of each sample's."""
     written = [member.needs[0] for member in members.from_columns if member.writes_images]
-    parts = part_fields(columns)
-    return next((parts[image] for image in written if image in parts), [])
+    parts = part_columns(columns)
+    return next((parts[image] for image in written if image in parts), ())
 
 
 def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable
 from typing import Any
 
 import pyarrow as pa
@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.columns import MapColumns
-from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, part_fields
+from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, part_columns
 from dask_image_ingest.dataset.schema.file_columns import check_encoded_type, encoded_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
@@ -41,7 +41,7 @@ def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | N
 
 def point_to_images(rows: dx.Expr, image: str, error: str | None) -> dx.Expr:
     """Lazy `add_references`."""
-    inputs = (*LOCATION_COLUMNS, _KEY, *_part_columns(rows.columns))
+    inputs = (*LOCATION_COLUMNS, _KEY, *part_columns(rows.columns).get("image", ()))
     return MapColumns(rows, add_references, (image, error), inputs, image, error)
 
 
@@ -73,7 +73,7 @@ def references_of_locations(frame: DataFrame) -> pa.StructArray:
         If the columns can't be converted to the types that the reader gives them.
     """
     names = {name: name.strip("_") for name in (*LOCATION_COLUMNS, _KEY) if name in frame.columns}
-    names |= zip(_part_columns(frame.columns), (*PLACE, *EDGES), strict=False)
+    names |= zip(part_columns(frame.columns).get("image", ()), (*PLACE, *EDGES), strict=False)
     fields = {}
     for name, field in names.items():
         kind = "strings" if name.startswith("__") else "whole numbers"
@@ -86,11 +86,6 @@ def references_of_locations(frame: DataFrame) -> pa.StructArray:
                 f"needs {kind}, as read_webdataset_images gives them"
             ) from error
     return references_of_fields(len(frame), fields)
-
-
-def _part_columns(columns: Iterable[Hashable]) -> list[str]:
-    """The columns that tell the part of ``image``; empty if there are none."""
-    return part_fields(columns).get("image", [])
 
 
 def _converted(column: pa.Array, kind: str) -> pa.Array:

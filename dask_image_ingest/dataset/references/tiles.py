@@ -1,15 +1,14 @@
 """Tiles and pages as rows: a picture's row is repeated for each, and its reference gets the part.
 
 As after ``explode``, the rows of a picture have its index label and its metadata. No pixel is
-decoded: `Tiles` computes with the columns ``height`` and ``width``, and `Pages` reads the
-directories of files that may have several.
+decoded: `Tiles` computes with the columns ``height`` and ``width``; `Pages` opens files that may
+have several.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -27,13 +26,12 @@ from dask_image_ingest.dataset.references.fetch import (
     references_of,
 )
 from dask_image_ingest.dataset.scan.rows import slices_by_size
-from dask_image_ingest.dataset.schema.columns import PLACE, image_field, place_field
+from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, image_field, part_names
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     ImageReference,
     backend_of,
-    image_columns,
     one_chunk,
     reference_columns,
     references_of_fields,
@@ -43,6 +41,9 @@ from dask_image_ingest.typedefs import AnyFrame, DataFrame
 #: What becomes of tiles at the right and bottom edges of an image that is no multiple of a tile.
 Edge: TypeAlias = Literal["clip", "shift", "drop"]
 
+#: Image column → its `part_names`, of each image that is cut.
+Images: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
+
 # Formats of files that may have several pages or frames.
 _PAGED = ("tiff", "gif", "webp", "png")
 
@@ -50,38 +51,11 @@ _PAGED = ("tiff", "gif", "webp", "png")
 _AT_ONCE = 64 << 20
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Parts of the pictures of some rows, int64 (n,); -1 for what is unknown, or stays as it is."""
-
-    picture: np.ndarray  # number of the row before
-    page: np.ndarray
-    top: np.ndarray  # in that row's picture, which may be a part itself
-    left: np.ndarray
-    height: np.ndarray
-    width: np.ndarray
-    is_whole: np.ndarray  # bool
-
-
-@dataclass(frozen=True)
-class ImageNames:
-    """Names of the columns about one image."""
-
-    image: str
-    height: str
-    width: str
-
-    @property
-    def made(self) -> list[str]:
-        """The columns that tell the part."""
-        return [*(place_field(self.image, name) for name in PLACE), self.height, self.width]
-
-
 class CutRows(AppendsColumns):
     """Base of expressions that repeat each row for the parts of its picture."""
 
     _preserves_partitioning_information = True
-    images: tuple[ImageNames, ...]
+    images: Images
 
     @functools.cached_property
     def _meta(self) -> DataFrame:
@@ -90,7 +64,7 @@ class CutRows(AppendsColumns):
     @property
     def added(self) -> frozenset[Any]:
         """The references, and the columns that tell their part."""
-        return frozenset(name for names in self.images for name in (names.image, *names.made))
+        return frozenset(name for image, names in self.images for name in (image, *names))
 
     def _place(self, mask: dx.Expr) -> tuple[list[dx.Expr], list[dx.Expr]]:
         # Others, such as a comparison with a mean, are about the rows of parts.
@@ -99,8 +73,9 @@ class CutRows(AppendsColumns):
 
     def _projected(self, parent: dx.Expr, wanted: set[Hashable]) -> dx.Expr | None:
         # All images stay: the size of the first says how many rows there are.
-        used = {image_field(names.image, "format") for names in self.images}
-        wanted = wanted | self.added | used
+        wanted = wanted.union(
+            self.added, (image_field(image, "format") for image, _ in self.images)
+        )
         needed = [name for name in self.frame.columns if name in wanted]
         if needed == list(self.frame.columns):
             return None
@@ -109,22 +84,18 @@ class CutRows(AppendsColumns):
 
 
 def _tile_rows(
-    frame: DataFrame,
-    images: Sequence[ImageNames],
-    size: tuple[int, int],
-    overlap: tuple[int, int],
-    edge: Edge,
+    frame: DataFrame, images: Images, size: tuple[int, int], overlap: tuple[int, int], edge: Edge
 ) -> DataFrame:
-    heights, widths = _sizes(frame, images[0])
-    parts = tile_grid(heights, widths, size, overlap, edge)
-    for names in images[1:]:
-        other_heights, other_widths = _sizes(frame, names)
-        if ((other_heights != heights) | (other_widths != widths)).any():
+    sizes = [_sizes(frame, names) for _, names in images]
+    for (other, _), of_other in zip(images[1:], sizes[1:], strict=True):
+        if (of_other != sizes[0]).any():
             raise ArgumentError(
-                f"images.tiles: {names.image!r} has another height or width than "
-                f"{images[0].image!r} in some row: cut one of them at a time, with image="
+                f"images.tiles: {other!r} and {images[0][0]!r} differ in height or width in some "
+                "row: cut them one after the other, with image="
             )
-    return _with_parts(frame, images, parts)
+    picture, tiles = tile_grid(sizes[0], size, overlap, edge)
+    is_cut = (tiles[:, 2:] != sizes[0][picture]).any(axis=1)
+    return _with_parts(frame, images, picture, np.full(len(tiles), -1), tiles, is_cut)
 
 
 class Tiles(CutRows):
@@ -147,9 +118,8 @@ def make_tiles(
     if any(shared >= whole for shared, whole in zip(overlaps, sizes, strict=True)):
         raise ArgumentError(f"overlap={shown(overlap)}: pass less than size={shown(size)}")
     check_choice("edge", edge, ("clip", "shift", "drop"))
-    names = [image] if isinstance(image, str) else image
-    images = tuple(_names_of(frame, name) for name in _references(frame, names))
-    missing = [n for of in images for n in (of.height, of.width) if n not in frame.columns]
+    images = _images(frame, [image] if isinstance(image, str) else image)
+    missing = [name for _, names in images for name in names[-2:] if name not in frame.columns]
     if missing:
         raise ArgumentError(
             f"the frame has no column {', '.join(map(repr, missing))}: images.tiles needs the "
@@ -161,57 +131,56 @@ def make_tiles(
 
 
 def tile_grid(
-    heights: np.ndarray,
-    widths: np.ndarray,
-    size: tuple[int, int],
-    overlap: tuple[int, int],
-    edge: Edge,
-) -> Parts:
-    """The tiles of pictures of these sizes, int64 (n,), line by line; -1 is an unknown size."""
-    known = (heights > 0) & (widths > 0)
-    down, across = (
-        np.where(known, _count(lengths, whole, shared, edge), 1)
-        for lengths, whole, shared in zip((heights, widths), size, overlap, strict=True)
-    )
-    picture = np.repeat(np.arange(len(heights)), down * across)
-    number = np.arange(len(picture)) - np.repeat(
-        np.cumsum(down * across) - down * across, down * across
-    )
-    ends = []
-    for numbers, lengths, whole, shared in zip(
-        np.divmod(number, across[picture]), (heights, widths), size, overlap, strict=True
-    ):
-        length = lengths[picture]
-        start = numbers * (whole - shared)
-        if edge == "shift":
-            start = np.minimum(start, np.maximum(length - whole, 0))
-        ends += [start, np.minimum(whole, length - start)]
-    top, height, left, width = (np.where(known[picture], values, -1) for values in ends)
-    is_whole = (height == heights[picture]) & (width == widths[picture])
-    return Parts(picture, np.full(len(picture), -1), top, left, height, width, is_whole)
+    sizes: np.ndarray, size: tuple[int, int], overlap: tuple[int, int], edge: Edge
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tiles of pictures, line by line.
 
+    Parameters
+    ----------
+    sizes : int64 array, shape (pictures, 2)
+        Height and width of each picture; -1 for one of unknown size.
+    size, overlap, edge
+        As for ``images.tiles``, (vertical, horizontal).
 
-def _count(lengths: np.ndarray, whole: int, shared: int, edge: Edge) -> np.ndarray:
-    """Tiles along one edge of pictures."""
+    Returns
+    -------
+    picture : int64 array, shape (tiles,)
+        The number of the picture.
+    tiles : int64 array, shape (tiles, 4)
+        Top, left, height and width. A picture of unknown size has one tile, of -1.
+    """
+    known, whole, shared = (sizes > 0).all(axis=1), np.array(size), np.array(overlap)
     step = whole - shared
     if edge == "drop":
-        return np.maximum((lengths - whole) // step + 1, 0)
-    return np.maximum(-((shared - lengths) // step), 1)
+        counts = np.maximum((sizes - whole) // step + 1, 0)
+    else:
+        counts = np.maximum(-((shared - sizes) // step), 1)
+    counts[~known] = 1
+    per_picture = counts.prod(axis=1)
+    picture = np.repeat(np.arange(len(sizes)), per_picture)
+    number = np.arange(len(picture)) - np.repeat(np.cumsum(per_picture) - per_picture, per_picture)
+    starts = np.stack(np.divmod(number, counts[picture, 1]), axis=1) * step
+    lengths = sizes[picture]
+    if edge == "shift":
+        starts = np.minimum(starts, np.maximum(lengths - whole, 0))
+    tiles = np.concatenate([starts, np.minimum(whole, lengths - starts)], axis=1)
+    tiles[~known[picture]] = -1
+    return picture, tiles
 
 
 def _page_rows(
-    frame: DataFrame, images: Sequence[ImageNames], storage_options: dict[str, Any] | None
+    frame: DataFrame, images: Images, storage_options: dict[str, Any] | None
 ) -> DataFrame:
-    shapes = _page_shapes(frame, images[0], storage_options)
-    counts = np.array([max(1, len(of_picture)) for of_picture in shapes], np.int64)
+    ((image, names),) = images
+    shapes = _page_shapes(frame, image, names, storage_options)
+    counts = np.array([len(of_picture) for of_picture in shapes], np.int64)
     picture = np.repeat(np.arange(len(frame)), counts)
     number = np.arange(len(picture)) - np.repeat(np.cumsum(counts) - counts, counts)
-    edges = [edge for of_picture in shapes for shape in of_picture or [(-1, -1)] for edge in shape]
-    height, width = np.array(edges, np.int64).reshape(-1, 2).T
     # The reference to an image of one page stays as it is.
-    page, corner = np.where(counts[picture] > 1, number, -1), np.zeros(len(picture), np.int64)
-    parts = Parts(picture, page, corner, corner, height, width, np.ones(len(picture), np.bool_))
-    return _with_parts(frame, images, parts)
+    page = np.where(counts[picture] > 1, number, -1)
+    parts = np.zeros((len(page), 4), np.int64)
+    parts[:, 2:] = np.array([shape for of in shapes for shape in of], np.int64).reshape(-1, 2)
+    return _with_parts(frame, images, picture, page, parts, np.zeros(len(page), np.bool_))
 
 
 class Pages(CutRows):
@@ -227,100 +196,96 @@ def make_pages(
 ) -> AnyFrame:
     """Rows of pages; lazy if ``frame`` is. See ``images.pages``."""
     storage_options = check_storage_options(storage_options)
-    names = (_names_of(frame, *_references(frame, None if image is None else [image])),)
-    if {*names[0].made} <= {*frame.columns}:
-        raise ArgumentError(
-            "images.pages: the rows are parts already. Take pages, then their tiles"
-        )
+    images = _images(frame, None if image is None else [image])
+    if {*images[0][1]} <= {*frame.columns}:
+        raise ArgumentError("images.pages: rows are parts already. Take pages, then their tiles")
     if not isinstance(frame, dx.FrameBase):
-        return _page_rows(frame, names, storage_options)
+        return _page_rows(frame, images, storage_options)
     if storage_options is None:
         options = (dataset.options.storage_options for dataset in datasets_of(frame.expr))
         storage_options = next(options, None)
-    return dx.new_collection(Pages(frame.expr, names, storage_options))
+    return dx.new_collection(Pages(frame.expr, images, storage_options))
 
 
 def _page_shapes(
-    frame: DataFrame, names: ImageNames, storage_options: dict[str, Any] | None
+    frame: DataFrame, image: str, names: Sequence[str], storage_options: dict[str, Any] | None
 ) -> list[list[tuple[int, int]]]:
-    """Height and width of each page of each row's picture; empty if it can't be read."""
-    rows = reference_rows(references_of(frame, names.image))
+    """Height and width of each page of each row's image; of one that can't be read, (-1, -1)."""
+    references = reference_rows(references_of(frame, image))
     known: dict[ImageReference | None, list[tuple[int, int]]] = {None: []}
-    formats: list[str | None] = [None] * len(rows)
-    if (format_ := image_field(names.image, "format")) in frame.columns:
+    if {format_ := image_field(image, "format"), *names[-2:]} <= {*frame.columns}:
         formats = backend_of(frame).to_arrow(frame[[format_]]).column(0).to_pylist()
-    sizes = zip(*(edges.tolist() for edges in _sizes(frame, names)), strict=True)
-    for row, name, size in zip(rows, formats, sizes, strict=True):
-        if name is not None and name not in _PAGED and size[0] > 0:
-            known[row] = [size]  # such a file need not be opened
-    opened = [row for row in dict.fromkeys(rows) if row is not None and row not in known]
-    nbytes = np.array([row.nbytes or 0 for row in opened], np.int64)
+        for reference, name, size in zip(references, formats, _sizes(frame, names), strict=True):
+            if name is not None and name not in _PAGED:
+                known[reference] = [tuple(size.tolist())]  # such a file need not be opened
+    opened = [one for one in dict.fromkeys(references) if one is not None and one not in known]
+    nbytes = np.array([one.nbytes or 0 for one in opened], np.int64)
     for some in slices_by_size([nbytes], _AT_ONCE):
         fetched = fetch_encoded(opened[some], storage_options)
-        for row, data in zip(opened[some], fetched, strict=True):
-            known[row] = [] if isinstance(data, Header) else page_shapes(data)
-    return [known[row] for row in rows]
+        for reference, data in zip(opened[some], fetched, strict=True):
+            known[reference] = [] if isinstance(data, Header) else page_shapes(data)
+    return [known[reference] or [(-1, -1)] for reference in references]
 
 
-def _with_parts(frame: DataFrame, images: Sequence[ImageNames], parts: Parts) -> DataFrame:
-    """The row of each part, with its reference and the columns that tell it."""
+def _with_parts(
+    frame: DataFrame,
+    images: Images,
+    picture: np.ndarray,
+    page: np.ndarray,
+    parts: np.ndarray,
+    is_cut: np.ndarray,
+) -> DataFrame:
+    """The row of each part, with its reference and the columns that tell it.
+
+    ``picture`` is the number of its row in ``frame``, int64 (n,), ``page`` its page, -1 for that of
+    this row; ``parts`` has top, left, height and width in this row's image, int64 (n, 4), all -1 if
+    unknown; those that are not cut are all of it.
+    """
     backend = backend_of(frame)
-    frame = frame.take(parts.picture)
-    unknown = pa.array(parts.height < 0)
-    is_cut = pa.array((parts.height >= 0) & ~parts.is_whole)
-    for names in images:
-        references = one_chunk(references_of(frame, names.image))
+    frame = frame.take(picture)
+    cut, has_page, unknown = map(pa.array, (is_cut, page >= 0, parts[:, 2] < 0))
+    for image, names in images:
+        references = one_chunk(references_of(frame, image))
         fields = dict(zip(references.type.names, references.flatten(), strict=True))
-        for name in ("top", "left", "height", "width"):
-            value = pa.array(getattr(parts, name).astype(np.float64))
+        values = {}
+        for name, numbers in zip((*PLACE[1:], *EDGES), parts.T, strict=True):
+            value = pa.array(numbers.astype(np.float64))
             if name in PLACE:  # in that of the row before, if it was a part
                 value = pc.add(value, pc.fill_null(fields[name], 0.0))
-            fields[name] = pc.if_else(is_cut, value, fields[name])
-        fields["in_shares"] = pc.if_else(is_cut, False, fields["in_shares"])
-        has_page = pa.array(parts.page >= 0)
-        fields["page"] = pc.if_else(has_page, pa.array(parts.page), fields["page"])
-        cut = references_of_fields(len(frame), fields, references.is_null())
-        frame = backend.with_references(frame, cut, names.image, None)
-        values = [pc.fill_null(fields[name], 0) for name in PLACE]
-        values += [pa.array(parts.height), pa.array(parts.width)]
+            fields[name] = pc.if_else(cut, value, fields[name])
+            values[name] = value
+        fields["in_shares"] = pc.if_else(cut, False, fields["in_shares"])
+        fields["page"] = pc.if_else(has_page, pa.array(page, pa.int32()), fields["page"])
+        values = {"page": pc.fill_null(fields["page"], 0), **values}
+        made = references_of_fields(len(frame), fields, references.is_null())
+        frame = backend.with_references(frame, made, image, None)
         columns = {
             name: (pc.if_else(unknown, None, value).cast(pa.int32()), pa.int32())
-            for name, value in zip(names.made, values, strict=True)
+            for name, value in zip(names, values.values(), strict=True)
         }
         frame = backend.with_columns(frame, columns, range(len(frame)))
     return frame
 
 
-def _sizes(frame: DataFrame, names: ImageNames) -> list[np.ndarray]:
-    """Heights and widths by their columns, int64 (n,); -1 where unknown."""
-    wanted = [name for name in (names.height, names.width) if name in frame.columns]
-    if len(wanted) < 2:
-        return [np.full(len(frame), -1)] * 2
-    columns = backend_of(frame).to_arrow(frame[wanted]).columns
-    return [pc.fill_null(column.cast(pa.int64()), -1).to_numpy() for column in columns]
+def _sizes(frame: DataFrame, names: Sequence[str]) -> np.ndarray:
+    """Height and width of each row's image by its `part_names`, int64 (n, 2); -1 if unknown."""
+    columns = backend_of(frame).to_arrow(frame[[*names[-2:]]]).columns
+    edges = [pc.fill_null(column.cast(pa.int64()), -1).to_numpy() for column in columns]
+    return np.stack(edges, axis=1)
 
 
-def _references(frame: AnyFrame, names: Sequence[str] | None) -> list[str]:
+def _images(frame: AnyFrame, names: Sequence[str] | None) -> Images:
     """The columns of references that are named; None: the only one, or ``image``."""
     references = reference_columns(frame)
-    if names is None and (len(references) == 1 or "image" in references):
-        return references if len(references) == 1 else ["image"]
-    if names and {*names} <= {*references}:
-        return list(names)
-    decoded = image_columns(frame)
-    raise ArgumentError(
-        f"image={shown(names)}: the frame's columns of references are "
-        f"{', '.join(map(repr, references)) or 'none'}"
-        + ("; its images are decoded: read with decode=False, and decode the parts" * bool(decoded))
-    )
-
-
-def _names_of(frame: AnyFrame, image: str) -> ImageNames:
-    """The columns about an image: those of the first of a read have no prefix."""
-    height, width = (image_field(image, name) for name in ("height", "width"))
-    if height not in frame.columns and reference_columns(frame)[0] == image:
-        height, width = "height", "width"
-    return ImageNames(image, height, width)
+    if names is None:
+        names = references if len(references) == 1 else ["image"]
+    if not names or not {*names} <= {*references}:
+        raise ArgumentError(
+            f"image={shown(names)}: the frame's columns of references are "
+            f"{', '.join(map(repr, references)) or 'none'}. Read with decode=False, and decode the "
+            "parts"
+        )
+    return tuple((n, part_names(n, frame.columns, n == references[0])) for n in names)
 
 
 def _pair(argument: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
@@ -334,7 +299,7 @@ def _pair(argument: str, value: int | tuple[int, int], least: int) -> tuple[int,
 def page_shapes(data):  # stand-in
     import io
 
-    from PIL import Image, ImageOps, UnidentifiedImageError
+    from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(io.BytesIO(bytes(data)))

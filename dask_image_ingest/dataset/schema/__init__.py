@@ -13,7 +13,7 @@ from dask_image_ingest.dataset.schema.columns import (
     image_field,
     image_member,
     parse_image_extensions,
-    part_fields,
+    part_columns,
     region_field,
 )
 
@@ -27,6 +27,6 @@ __all__ = [
     "image_field",
     "image_member",
     "parse_image_extensions",
-    "part_fields",
+    "part_columns",
     "region_field",
 ]

@@ -49,23 +49,20 @@ def test_tiles_are_those_that_are_laid_one_after_the_other(edge, seed):
         overlap = tuple(int(random.integers(0, edge)) for edge in size)
         shapes = random.integers(1, 120, (int(random.integers(1, 6)), 2))
         shapes = np.concatenate([shapes, [size], [size[::-1]], [[1, 1]]])
-        tiles = tile_grid(*shapes.T, size, overlap, edge)
+        pictures, tiles = tile_grid(shapes, size, overlap, edge)
         expected = [
             (number, *rectangle)
             for number, shape in enumerate(shapes.tolist())
             for rectangle in rectangles(*shape, size, overlap, edge)
         ]
-        fields = (tiles.picture, tiles.top, tiles.left, tiles.height, tiles.width)
-        assert list(zip(*(values.tolist() for values in fields), strict=True)) == expected
+        assert [*zip(pictures.tolist(), *tiles.T.tolist(), strict=True)] == expected
 
 
 @pytest.mark.parametrize("edge", ["clip", "shift"])
 def test_tiles_cover_every_pixel(edge):
-    tiles = tile_grid(np.array([103]), np.array([77]), (20, 30), (3, 7), edge)
+    _, tiles = tile_grid(np.array([[103, 77]]), (20, 30), (3, 7), edge)
     seen = np.zeros((103, 77), int)
-    for top, left, height, width in zip(
-        tiles.top, tiles.left, tiles.height, tiles.width, strict=True
-    ):
+    for top, left, height, width in tiles.tolist():
         seen[top : top + height, left : left + width] += 1
     assert seen.min() == 1
 
@@ -193,7 +190,7 @@ def test_a_mean_over_tiles_is_that_of_the_tiles(refs):
         ({"size": 8, "overlap": 8}, "overlap=8: pass less than size=8"),
         ({"size": (8, 4), "overlap": (2, 4)}, "overlap=.2, 4.: pass less"),
         ({"size": 8, "edge": "pad"}, "edge='pad'; choose"),
-        ({"size": 8, "image": "mask"}, "columns of references are 'image'"),
+        ({"size": 8, "image": "mask"}, "columns of references are 'image'. Read with"),
     ],
 )
 def test_tiles_refuse(refs, options, told):
@@ -206,5 +203,5 @@ def test_what_tiles_and_pages_need_is_told(refs, shards):
         refs[["image"]].images.tiles(8)
     with pytest.raises(dii.ArgumentError, match="parts already"):
         refs.images.tiles(8).images.pages()
-    with pytest.raises(dii.ArgumentError, match="read with decode=False"):
+    with pytest.raises(dii.ArgumentError, match="Read with decode=False"):
         dii.read_webdataset_images(shards, backend="pandas").images.tiles(8)
