@@ -27,7 +27,7 @@ from PIL import Image
 
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.errors import MissingDependencyError
 
 # Limit of a batch's decoded bytes: larger than on a CPU, to keep a GPU busy.
@@ -470,7 +470,7 @@ def parsed_shape(data: Any) -> tuple[int, int] | None:
 
 def place(region: Region, options: DecodeSpec) -> tuple[int, ...]:
     """Numbers of a region for DALI; on a GPU, also the height, width and start of its resize."""
-    if options.device == "cpu":
+    if options.device == "cpu" or options.size is None:
         return region
     geometry = options.geometry(region.height, region.width)
     return (*region, *geometry.whole, *geometry.start)
@@ -484,10 +484,12 @@ def _part(region: Any) -> dict[str, Any]:
 def gpu_resized(images: Any, options: DecodeSpec, places: Any = None) -> Any:
     """Append the DALI operators that resize on a GPU, given the `place` of each image."""
     fn, types, _ = dali()
+    if options.cuts:
+        # Black where a part reaches beyond its picture.
+        beyond = {"out_of_bounds_policy": "pad"} if options.in_parts else {}
+        images = fn.slice(images, **_part(places), **beyond)
     if options.size is None:
         return images
-    if options.augment is not None:
-        images = fn.slice(images, **_part(places))
     filters = {
         "nearest": types.INTERP_NN,
         # Linear with antialiasing is a triangular filter when an image shrinks, as in Pillow.

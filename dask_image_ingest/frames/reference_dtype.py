@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -93,6 +93,21 @@ class ImageReference(UrlHolder):
         fields = self.url, self.version, self.number, self.key, self.offset, self.page
         fields = *fields, self.top, self.left, self.height, self.width
         return hash((*fields, None if sample is None else sample.hex()))
+
+    @property
+    def has_part(self) -> bool:
+        """True if it refers to a page, or a rectangle, of its image."""
+        return self.page is not None or self.top is not None
+
+    @property
+    def picture(self) -> ImageReference:
+        """Reference to the bytes: without its rectangle, and to page 0 if it has a part.
+
+        So bytes of which parts alone are wanted need not be read whole.
+        """
+        if not self.has_part:
+            return self
+        return replace(self, page=0, top=None, left=None, height=None, width=None, in_shares=None)
 
     @property
     def place(self) -> tuple[int, int] | None:

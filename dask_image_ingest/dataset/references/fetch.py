@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from dask_image_ingest.dataset.references.parts import resolve
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
 from dask_image_ingest.dataset.scan.rows import (
     NO_BYTES,
@@ -23,7 +27,7 @@ from dask_image_ingest.dataset.scan.rows import (
     put_pixels,
     slices_by_size,
 )
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
+from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin, Part
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
     BackendName,
@@ -127,8 +131,11 @@ def fetch_images(
     # A merge may repeat a reference, or leave it null.
     distinct: dict[ImageReference, int] = {}
     places = [-1 if row is None else distinct.setdefault(row, len(distinct)) for row in rows]
-    headers, encoded = fetch(list(distinct), column.decoding, column.storage_options, fetch_bytes)
-    headers, encoded = [*headers, _NO_REFERENCE], [*encoded, None]  # the last is that of null
+    headers, encoded, parts = fetch(
+        list(distinct), column.decoding, column.storage_options, fetch_bytes
+    )
+    # The last is that of null.
+    headers, encoded, parts = [*headers, _NO_REFERENCE], [*encoded, None], [*parts, None]
 
     def origin(row: int) -> Origin:
         origin = _origin(rows[row])
@@ -145,6 +152,7 @@ def fetch_images(
         f"the {len(rows)} images of a partition",
         pictures=pictures if len(np.unique(pictures)) < len(rows) else None,
         source=tuple(rows),
+        parts=[parts[place] for place in places] if any(parts) else None,
     )
 
 
@@ -153,20 +161,35 @@ def fetch(
     decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
     fetch_bytes: Fetch | None = None,
-) -> tuple[list[Header], list[bytes | memoryview | None]]:
-    """Fetch encoded images; returns the header and the bytes of each.
+) -> tuple[list[Header], list[bytes | memoryview | None], list[Part | None]]:
+    """Fetch encoded images; returns the header, the bytes and the part of each.
 
-    For an image that can't be found the header has an error, and the bytes are None.
+    Of a picture the bytes are fetched once, and the header of each page is read once. For an image
+    that can't be found the header has an error, and the bytes are None.
 
     Raises
     ------
     ShardError, ShardNotFoundError
         If a shard can't be read, or is of another version than a reference names.
     """
-    fetched = (fetch_bytes or fetch_encoded)(references, storage_options)
-    encoded = [None if isinstance(data, Header) else data for data in fetched]
-    headers = [data if isinstance(data, Header) else decoding.read_header(data) for data in fetched]
-    return headers, encoded
+    pictures: dict[ImageReference, int] = {}
+    numbers = [pictures.setdefault(one.picture, len(pictures)) for one in references]
+    fetched = (fetch_bytes or fetch_encoded)(list(pictures), storage_options)
+    pages: dict[tuple[int, int | None], Header] = {}
+    headers: list[Header] = []
+    parts: list[Part | None] = []
+    for reference, number in zip(references, numbers, strict=True):
+        data, page = fetched[number], reference.page or 0 if reference.has_part else None
+        header, part = pages.get((number, page)), None
+        if header is None:
+            header = data if isinstance(data, Header) else decoding.read_header(data, page)
+            pages[number, page] = header
+        if reference.has_part:
+            header, part = resolve(reference, number, header, decoding)
+        headers.append(header)
+        parts.append(part)
+    found = [None if isinstance(data, Header) else data for data in fetched]
+    return headers, [found[number] for number in numbers], parts
 
 
 def fetch_encoded(
@@ -330,19 +353,44 @@ def references_of(frame: DataFrame, image: Hashable) -> pa.ChunkedArray:
 
 
 def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
-    """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
-    nbytes = field_of(references_of(frame, images.image), "nbytes")
-    return nbytes.fill_null(0).to_numpy()
+    """Encoded bytes that each row adds, 0 if unknown; shape (n,), int64.
+
+    Of several parts of an image, the first one has them all: they are fetched once.
+    """
+    references = references_of(frame, images.image)
+    nbytes = field_of(references, "nbytes").fill_null(0).to_numpy()
+    of_part = pc.is_valid(pc.coalesce(field_of(references, "page"), field_of(references, "top")))
+    if not pc.any(of_part).as_py():
+        return nbytes
+    places = pd.DataFrame(
+        {name: field_of(references, name).to_pandas() for name in ("url", "offset")}
+    )
+    again = places.duplicated() & places["offset"].notna()
+    return np.where(again & of_part, 0, nbytes)
 
 
 def _origin(reference: ImageReference | None) -> Origin:
     """The identity of an image, for errors and for the seed of random transforms.
 
     All images of a sample have the same seed, so it depends on the sample alone: shard and number,
-    or else the key. Within a shard the key is not used, since it may repeat.
+    or else the key. Within a shard the key is not used, since it may repeat. Parts of an image have
+    other seeds than the image, and the same parts of two images of a sample have one.
     """
     if reference is None:
         return Origin("", 0, "no image")
+    origin = _origin_of_sample(reference)
+    if not reference.has_part:
+        return origin
+    part = [reference.page or 0, reference.top, reference.left, reference.height, reference.width]
+    seed = zlib.crc32(repr([origin.number, *part, reference.in_shares]).encode())
+    where = f"page {part[0]} of " if part[0] else ""
+    if reference.top is not None:
+        unit = " (shares)" if reference.in_shares else ""
+        where = "the part {4:g} x {3:g} at {2:g}, {1:g}{unit} of ".format(*part, unit=unit) + where
+    return origin._replace(number=seed, name=f"{where}{origin.name}")
+
+
+def _origin_of_sample(reference: ImageReference) -> Origin:
     url, number, key = reference.url or "", reference.number, reference.key
     if number is None and (reference.bytes is not None or reference.offset == 0):
         # An image file, or encoded bytes without a shard.
@@ -367,6 +415,8 @@ class EncodedAhead:
         self._images = images
         self._threads = ThreadPoolExecutor(_AT_ONCE, "image-ingest-ahead")
         self._requested: dict[ImageReference, Future[Fetched]] = {}
+        # Rows that were requested and are yet to be taken, by picture: parts may share one.
+        self._awaited: Counter[ImageReference] = Counter()
         # No request begins after `close`: nothing would end its futures.
         self._lock = threading.Lock()
         self._closed = False
@@ -382,6 +432,7 @@ class EncodedAhead:
         new = {
             reference: Future[Fetched]() for reference in wanted if reference not in self._requested
         }
+        self._awaited += wanted
         with self._lock:
             if new and not self._closed:
                 self._threads.submit(self._fetch, new)
@@ -394,9 +445,11 @@ class EncodedAhead:
         """
         requested = self._requested
         wanted = self._references(rows)
-        taken = {
-            reference: requested.pop(reference) for reference in wanted if reference in requested
-        }
+        taken = {reference: requested[reference] for reference in wanted if reference in requested}
+        self._awaited -= wanted
+        for reference in taken:
+            if reference not in self._awaited:
+                requested.pop(reference, None)
 
         def fetch(
             references: Sequence[ImageReference], storage_options: dict[str, Any] | None
@@ -422,16 +475,16 @@ class EncodedAhead:
         if self._closed:
             raise ShardError("the iteration was closed while images were fetched")
 
-    def _references(self, rows: DataFrame) -> dict[ImageReference, None]:
-        """Distinct references to images in shards that one set of ``storage_options`` opens."""
+    def _references(self, rows: DataFrame) -> Counter[ImageReference]:
+        """References to pictures in shards that one set of ``storage_options`` opens."""
         options = self._images[0].storage_options
-        return {
-            reference: None
+        return Counter(
+            reference.picture
             for column in self._images
             if column.storage_options == options
             for reference in reference_rows(references_of(rows, column.image))
             if reference is not None and reference.bytes is None
-        }
+        )
 
     def _fetch(self, futures: dict[ImageReference, Future[Fetched]]) -> None:
         try:
