@@ -56,7 +56,8 @@ class PixelAugments:
 
     def _augmented(self, image: Any, origin: Origin) -> np.ndarray:
         array = np.asarray(on_host(image))
-        return apply_steps(array, self._steps(*array.shape[:2], origin))
+        height, width, _ = array.shape
+        return apply_steps(array, self._steps(height, width, origin))
 
     def _steps(self, height: int, width: int, origin: Origin) -> Steps:
         drawn = draw_steps(self._augments, height, width, origin)
