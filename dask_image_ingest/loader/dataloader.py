@@ -369,6 +369,6 @@ def _tell_of_threads() -> None:
     """Say, once in a process, that threads do with less what workers without Python do."""
     logger.warning(
         "the workers of this dataloader run no function in Python, such as a collate_fn: with "
-        "num_workers=0 threads of this process would decode, ahead of the training, for less of "
-        "the cores and of the memory"
+        "num_workers=0 threads of this process decode ahead of the training too, and nothing has "
+        "to be started, copied or sent"
     )
