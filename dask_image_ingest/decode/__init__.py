@@ -49,6 +49,7 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
+from dask_image_ingest.decode.formats.tiff import OpenTiff
 from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import RandomResizedCrop
@@ -71,6 +72,7 @@ __all__ = [
     "ImageShape",
     "Interpolation",
     "Mode",
+    "OpenTiff",
     "Origin",
     "Outside",
     "Part",

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,8 +28,9 @@ from dask_image_ingest.decode.dali import (
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.formats import BadImage, Header, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
+from dask_image_ingest.decode.formats.tiff import share_to_decode
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
@@ -302,7 +304,7 @@ class BatchPlanner:
             if region is not None and (part := self.images.part(row)) is not None:
                 region = region if self.decoding.device == "gpu" else region.inside(part.shape)
             batch.encoded.append(encoded if region is None else (encoded, region))
-        return len(data)
+        return len(data) if self.images.part(row) is None else 0  # those of parts are shared
 
     def _pictures_in_full(self) -> dict[int, list[int]]:
         """First row → all rows of each picture that is decoded once, and in full."""
@@ -314,8 +316,10 @@ class BatchPlanner:
         return {rows[0]: rows for rows in pictures.values() if self._is_for_slices(rows)}
 
     def _is_for_slices(self, rows: list[int]) -> bool:
-        """True if a picture is decoded in full, rather than the regions of these rows by DALI."""
+        """True if a picture is decoded in full, rather than the regions of these rows."""
         header = self.images.headers[rows[0]]
+        if header.format == "tiff":
+            return len(rows) > 1 and self._is_small_tiff(rows)
         if self.decoding.by_pillow or header.needs_pillow:
             return True
         if _is_16_bit(header.format, self.images.read(rows[0])):
@@ -331,6 +335,17 @@ class BatchPlanner:
                 cost += _COST_ABOVE * (region.top + region.height) / height
                 cost += region.height * region.width / (height * width)
         return len(rows) > 1 and cost > 1
+
+    def _is_small_tiff(self, rows: list[int]) -> bool:
+        """True if the strips or tiles of all these parts have more pixels than the page."""
+        parts = [part for part in map(self.images.part, rows) if part is not None]
+        page, shape = parts[0].page, parts[0].shape
+        if math.prod(shape) > self.decoding.max_pixels:
+            return False
+        regions = [part.region.inside(shape) for part in parts]
+        with suppress(BadImage):
+            return share_to_decode(self.images.read(rows[0]), page, regions) > 1
+        return False
 
     def _slice(self, rows: list[int]) -> dict[int, Future[Any]]:
         """Start to decode the picture of these rows once; the image of each row."""

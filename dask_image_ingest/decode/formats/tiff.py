@@ -12,9 +12,9 @@ import itertools
 import struct
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -370,7 +370,9 @@ class OpenTiff:
     """
 
     def __init__(self, content: LazyBytes, offset: int = 0, size: int | None = None) -> None:
-        self.content, self.offset = content, offset
+        self.content, self._offset = content, offset
+        #: What keeps the shard open.
+        self.lease: object = None
         self._size = len(content) if size is None else size
         head = bytes(self[:16])
         self._order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
@@ -384,7 +386,7 @@ class OpenTiff:
 
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         start, stop, _ = part.indices(self._size)
-        return self.content[self.offset + start : self.offset + max(start, stop)]
+        return self.content[self._offset + start : self._offset + max(start, stop)]
 
     def shapes(self) -> list[tuple[int, int]]:
         """Height and width of each page, upright; 0 of a page that names none.
@@ -395,6 +397,14 @@ class OpenTiff:
             If the directories lead in a circle, or out of the file.
         """
         return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories()]
+
+    def ranges(self, page: int, region: Region) -> list[Range]:
+        """Bytes of ``content`` that the decode of a region of a page reads; none if it fails."""
+        try:
+            ranges = read_layout(self, page=page).cut(self, region).ranges
+        except BadImage:
+            return []
+        return [(self._offset + start, self._offset + stop) for start, stop in ranges]
 
     def layout(self, page: int, wanted: frozenset[int]) -> TiffLayout:
         """Layout of a page, with those tags that are wanted; see `read_layout`."""
@@ -493,6 +503,18 @@ def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS, page: int 
         If its directory is truncated, or there is no such page.
     """
     return as_open_tiff(data).layout(page, wanted)
+
+
+def share_to_decode(data: LazyBytes, page: int, regions: Iterable[Region]) -> float:
+    """Pixels of the strips or tiles that regions meet, together, as a share of the page's.
+
+    Raises
+    ------
+    BadImage
+    """
+    layout = read_layout(data, page=page)
+    shapes = (layout.cut(data, region).shape for region in regions)
+    return sum(map(prod, shapes)) / prod(layout.shape)
 
 
 def as_open_tiff(data: LazyBytes) -> OpenTiff:
