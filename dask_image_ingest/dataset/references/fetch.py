@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -60,8 +58,6 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
 from dask_image_ingest.typedefs import DataFrame
-
-logger = logging.getLogger("dask_image_ingest")
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
@@ -288,27 +284,14 @@ def fetch_encoded(
             found = dict(_read(content, url, wanted, gap))
             tiffs = [data for data in found.values() if isinstance(data, OpenTiff)]
             if tiffs := [tiff for tiff in tiffs if tiff.content is content]:
-                lease = _Lease(opened.pop_all())
+                # The shard is closed when they are gone, and this with them.
+                lease = opened.pop_all()
                 for tiff in tiffs:
                     tiff.lease = lease
         results.update(found)
 
     for_each(read_shard, by_shard, by_shard)
     return list(results.values())
-
-
-class _Lease:
-    """Keeps a shard open for those who hold it."""
-
-    def __init__(self, opened: ExitStack) -> None:
-        weakref.finalize(self, _close, opened)
-
-
-def _close(opened: ExitStack) -> None:
-    try:
-        opened.close()
-    except ShardError as error:  # it has changed meanwhile; nobody is left to raise to
-        logger.warning("%s", error)
 
 
 def fetch_pages(
