@@ -19,6 +19,7 @@ from dask_image_ingest.arguments import (
     column_names,
     whole_number,
 )
+from dask_image_ingest.dataset.references import Edge, make_pages, make_tiles
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import image_column, image_columns
 from dask_image_ingest.loader import (
@@ -780,6 +781,93 @@ class Images(ABC, Generic[Frame, Series]):
         columns = self._columns()
         check_unique(columns, columns)
         return self._map(small_images, columns, self.column, size, resize)
+
+    def tiles(
+        self,
+        size: int | tuple[int, int],
+        overlap: int | tuple[int, int] = 0,
+        edge: Edge = "clip",
+        *,
+        image: str | Sequence[str] | None = None,
+    ) -> Frame:
+        """Make a row for each tile of each image, of a frame of references; nothing is decoded.
+
+        Parameters
+        ----------
+        size
+            Height and width of a tile in pixels, or (height, width).
+        overlap
+            Pixels that neighbours share, or (vertically, horizontally); less than ``size``.
+        edge
+            Tiles at the right and bottom edges: ``"clip"`` makes them smaller, ``"shift"`` moves
+            them inwards, so that all have one size unless the image is smaller, and ``"drop"``
+            leaves out what is no whole tile, also of an image smaller than that.
+        image
+            The column of references, by default the only one, or ``image``. Several, ``["image",
+            "mask"]``, get the same tiles, and must have one height and width in each row.
+
+        Returns
+        -------
+        dataframe
+            As after ``explode``, the rows of an image are repeated for its tiles, line by line, with
+            their index label. The references are those of the tiles: :func:`decode_images` decodes
+            them. ``height`` and ``width`` are those of the tile, and new columns of int32 say where
+            it is: ``image.page``, ``image.top`` and ``image.left``, in pixels of the upright page.
+            An image whose header can't be read stays one row, with nulls. Lazy for a lazy frame.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no such column of references, or no ``height`` and ``width`` of it; for
+            sizes below 1, and an overlap of a whole tile.
+
+        Examples
+        --------
+        >>> refs = read_webdataset_images("train-{000..003}.tar", decode=False)
+        >>> tiles = refs.images.tiles(256, overlap=32)
+        >>> tiles[["__key__", "image.top", "image.left", "height", "width"]].head(2)
+        """
+        return make_tiles(self._frame, size, overlap, edge, image)
+
+    def pages(
+        self, *, image: str | None = None, storage_options: dict[str, Any] | None = None
+    ) -> Frame:
+        """Make a row for each page of each image, of a frame of references; nothing is decoded.
+
+        Pages of a TIFF are its directories, in their order; each is followed by the smaller copies
+        of it that its SubIFDs hold. Animations in GIF, WebP and PNG have a page for each frame.
+
+        Parameters
+        ----------
+        image
+            The column of references, by default the only one, or ``image``.
+        storage_options
+            For the filesystem of remote shards; by default those of the read.
+
+        Returns
+        -------
+        dataframe
+            As :meth:`tiles` gives it, with a row for each page. Images of one page, and those that
+            can't be read, stay one row. Lazy for a lazy frame.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no such column of references; when computed, if some are tiles or pages
+            already: take pages first, then their tiles.
+
+        Notes
+        -----
+        Files of these four formats are opened to count their pages; others are not, if the frame
+        has the columns ``format``, ``height`` and ``width``.
+
+        Examples
+        --------
+        >>> refs = read_webdataset_images("train-{000..003}.tar", decode=False)
+        >>> len(refs.images.pages()) == len(refs)
+        True
+        """
+        return make_pages(self._frame, image, storage_options)
 
     @abstractmethod
     def channel_stats(self) -> pd.DataFrame | dd.DataFrame:

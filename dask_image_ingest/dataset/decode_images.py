@@ -33,7 +33,7 @@ from dask_image_ingest.dataset.schema.annotations import (
     check_annotations,
     parse_annotations,
 )
-from dask_image_ingest.dataset.schema.columns import image_field, region_field
+from dask_image_ingest.dataset.schema.columns import image_field, part_names, region_field
 from dask_image_ingest.decode import (
     MAX_PIXELS,
     Augment,
@@ -197,8 +197,9 @@ def decode_images(
             decoding,
             errors,
             storage_options,
-            region=region_field(name) if decoding.is_placed_at_random or box is not None else None,
+            region=region_field(name) if decoding.is_placed_at_random else None,
             annotations=None if number else annotations,
+            part=() if box is None else part_names(name, meta.columns, [name] == references[:1]),
         )
         for number, name in enumerate(names)
     )

@@ -33,11 +33,14 @@ from dask_image_ingest.dataset.references.make_references import (
     point_to_images,
     references_of_locations,
 )
+from dask_image_ingest.dataset.references.tiles import CutRows, Edge, make_pages, make_tiles
 
 __all__ = [
     "LOCATION_COLUMNS",
     "ChunkedMap",
+    "CutRows",
     "Decode",
+    "Edge",
     "EncodedAhead",
     "LastDecode",
     "add_references",
@@ -50,6 +53,8 @@ __all__ = [
     "is_augmented",
     "known_lengths",
     "last_decode",
+    "make_pages",
+    "make_tiles",
     "persist_moves",
     "point_to_images",
     "reads_remote",
