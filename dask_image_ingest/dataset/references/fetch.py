@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -37,7 +36,6 @@ from dask_image_ingest.decode import (
     OpenTiff,
     Origin,
     Part,
-    page_shapes,
 )
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
@@ -292,28 +290,6 @@ def fetch_encoded(
 
     for_each(read_shard, by_shard, by_shard)
     return list(results.values())
-
-
-def fetch_pages(
-    references: Sequence[ImageReference], storage_options: dict[str, Any] | None
-) -> list[list[tuple[int, int]] | str]:
-    """Height and width of each page of images, upright; or the error of an image.
-
-    Of large TIFFs only the directories are read.
-
-    Raises
-    ------
-    ShardError, ShardNotFoundError
-        As `fetch`.
-    """
-    pages: list[list[tuple[int, int]] | str] = []
-    pictures = [replace(reference, page=0) for reference in references]
-    for data in fetch_encoded(pictures, storage_options):
-        try:
-            pages.append(data.error or "" if isinstance(data, Header) else page_shapes(data))
-        except BadImage as bad:
-            pages.append(str(bad))
-    return pages
 
 
 def fetch_rows(

@@ -168,6 +168,11 @@ def page_shapes(data: LazyBytes) -> list[tuple[int, int]]:
     return [(header.height, header.width)] * frames
 
 
+def has_several_pages(data: LazyBytes, format: str | None) -> bool:
+    """True for a TIFF of several pages; smaller copies of the first one are none."""
+    return format == "tiff" and as_open_tiff(data).has_several_pages()
+
+
 def is_valid(format: str | None, data: bytes | memoryview, thorough: bool = False) -> bool:
     """Check the structure of a JPEG or PNG before a decode, so that DALI does not refuse its batch.
 

@@ -12,7 +12,8 @@ import itertools
 import struct
 import threading
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Final, Literal, NamedTuple
@@ -32,7 +33,7 @@ from dask_image_ingest.storage import LazyBytes, Range, merge
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIP_OFFSETS, _ORIENTATION, _SAMPLES, _STRIP_ROWS, _STRIP_BYTES = 273, 274, 277, 278, 279
 _PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 284, 322, 323, 324, 325
-_SUB_DIRECTORIES, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 330, 338, 339
+_KIND, _SUB_DIRECTORIES, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 254, 330, 338, 339
 
 # Tags of the header: small values.
 _OF_HEADER: Final = frozenset(
@@ -67,6 +68,9 @@ _OLD_JPEG: Final = 6
 _BOUNDED: Final = (_UNCOMPRESSED, 5, 8, 32946, 32773, 34925, 50000)
 # Pixels of a tile, unless the image has half as many.
 _LARGEST_TILE: Final = 1 << 22
+
+# Pages in which another than the first is looked for, besides its copies.
+_FEW: Final = 32
 
 # Most samples of a pixel that tifffile reads.
 _MAX_SAMPLES: Final = 4
@@ -378,8 +382,9 @@ class OpenTiff:
         self._order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
         self._is_big = _BIG_NUMBER in head[2:4]
         (self._first,) = _unpacked(f"{self._order}{'8xQ' if self._is_big else '4xI'}", head)
-        self._known: list[int] = []  # directories that were found so far
-        self._further, self._lock = self._directories(), threading.Lock()
+        # Directories that were found so far, and those that follow, the next one last.
+        self._found, self._pending = list[int](), [self._first]
+        self._seen, self._lock = set[int](), threading.Lock()
 
     def __len__(self) -> int:
         return self._size
@@ -396,7 +401,16 @@ class OpenTiff:
         BadImage
             If the directories lead in a circle, or out of the file.
         """
-        return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories()]
+        return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories(MAX_PARTS)]
+
+    def has_several_pages(self) -> bool:
+        """True if there is another page than the first, besides smaller copies of it."""
+        with suppress(BadImage):
+            for at in self._directories(_FEW)[1:]:
+                kind = self._layout(at, frozenset([_KIND])).values(_KIND)
+                if not (kind and kind[0] & 1):
+                    return True
+        return False
 
     def ranges(self, page: int, region: Region) -> list[Range]:
         """Bytes of ``content`` that the decode of a region of a page reads; none if it fails."""
@@ -408,33 +422,30 @@ class OpenTiff:
 
     def layout(self, page: int, wanted: frozenset[int]) -> TiffLayout:
         """Layout of a page, with those tags that are wanted; see `read_layout`."""
-        at = self._first
-        if page:
-            with self._lock:
-                self._known += itertools.islice(self._further, max(0, page + 1 - len(self._known)))
-            if not 0 <= page < len(self._known):
-                raise no_page(page, len(self._known))
-            at = self._known[page]
-        return self._layout(at, wanted)
+        if not page:
+            return self._layout(self._first, wanted)
+        found = self._directories(page + 1)
+        if not 0 <= page < len(found):
+            raise no_page(page, len(found))
+        return self._layout(found[page], wanted)
 
-    def _directories(self) -> Iterator[int]:
-        """Offsets of the directories: of each page, and after it those of its SubIFDs."""
-        pending, seen = [self._first], set[int]()
-        while pending:
-            if not (at := pending.pop()):
-                continue
-            if at in seen:
-                raise BadImage("corrupt", f"its directories lead back to byte {at}")
-            if len(seen) == MAX_PARTS:
-                raise BadImage("corrupt", f"more than {MAX_PARTS:,} pages")
-            seen.add(at)
-            yield at
-            entries, end = self._entries(at)
-            pending.append(self._word(self[end : end + 8]))
-            for tag, kind, count, value in entries:
-                if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
-                    offsets = f"{self._order}{count}{_OFFSETS[kind]}"
-                    pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+    def _directories(self, wanted: int) -> list[int]:
+        """Offsets of the first directories: of each page, and after it those of its SubIFDs."""
+        with self._lock:
+            while self._pending and len(self._found) < wanted:
+                if not (at := self._pending.pop()):
+                    continue
+                if at in self._seen:
+                    raise BadImage("corrupt", f"its directories lead back to byte {at}")
+                self._found.append(at)
+                self._seen.add(at)
+                entries, end = self._entries(at)
+                self._pending.append(self._word(self[end : end + 8]))
+                for tag, kind, count, value in entries:
+                    if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
+                        offsets = f"{self._order}{count}{_OFFSETS[kind]}"
+                        self._pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+        return self._found
 
     def _layout(self, at: int, wanted: frozenset[int]) -> TiffLayout:
         types = _BIG_TYPES if self._is_big else _TYPES
