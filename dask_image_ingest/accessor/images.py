@@ -812,7 +812,7 @@ class Images(ABC, Generic[Frame, Series]):
             As after ``explode``, the rows of an image are repeated for its tiles, line by line, with
             their index label. The references are those of the tiles: :func:`decode_images` decodes
             them. ``height`` and ``width`` are those of the tile, and new columns of int32 say where
-            it is: ``image.page``, ``image.top`` and ``image.left``, in pixels of the upright page.
+            it is: ``part.page``, ``part.top`` and ``part.left``, in pixels of the upright page.
             An image whose header can't be read stays one row, with nulls. Lazy for a lazy frame.
 
         Raises
@@ -825,7 +825,7 @@ class Images(ABC, Generic[Frame, Series]):
         --------
         >>> refs = read_webdataset_images("train-{000..003}.tar", decode=False)
         >>> tiles = refs.images.tiles(256, overlap=32)
-        >>> tiles[["__key__", "image.top", "image.left", "height", "width"]].head(2)
+        >>> tiles[["__key__", "part.top", "part.left", "height", "width"]].head(2)
         """
         return make_tiles(self._frame, size, overlap, edge, image)
 

@@ -40,9 +40,11 @@ from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
     Decode,
     fetch_encoded,
+    location_columns,
     references_of,
     references_of_locations,
 )
+from dask_image_ingest.dataset.schema import EDGES, PLACE
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
@@ -357,7 +359,7 @@ def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> AnyF
         reference = references[0] if references else None
         if not lazy:
             return _hash_bytes(frame, reference, storage_options)
-        inputs = (reference,) if reference is not None else (*LOCATION_COLUMNS, "__key__")
+        inputs = (reference,) if reference is not None else tuple(location_columns(meta.columns))
         return new_collection(
             MapColumns(frame.expr, _hash_bytes, (name,), inputs, reference, storage_options)
         )
@@ -384,12 +386,16 @@ def _hash_bytes(
         structs = references_of_locations(frame)
     else:
         structs = references_of(frame, reference)
-    references = [
-        ImageReference(None) if row is None else ImageReference(**row)
-        for row in structs.to_pylist()
-    ]
-    encoded = fetch_encoded(references, storage_options)
+    files: dict[ImageReference, Any] = {}
+    references, parts = [], []
+    for row in structs.to_pylist():
+        part = {name: row.pop(name) for name in (*PLACE, *EDGES)} if row else {}
+        references.append(ImageReference(**row or {"url": None}))
+        parts.append(repr(part).encode() if any(of is not None for of in part.values()) else b"")
+    distinct = list(dict.fromkeys(references))
+    files = dict(zip(distinct, fetch_encoded(distinct, storage_options), strict=True))
+    encoded = [files[reference] for reference in references]
     # Files of no bytes are equal, and no images.
     rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header) and len(data)]
-    hashes = [_digest(encoded[row]) for row in rows]
+    hashes = [_digest(encoded[row], parts[row]) for row in rows]
     return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)
