@@ -44,7 +44,6 @@ from dask_image_ingest.dataset.references import (
     references_of,
     references_of_locations,
 )
-from dask_image_ingest.dataset.schema import EDGES, PLACE
 from dask_image_ingest.decode import Header
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import source_options_of
@@ -342,6 +341,13 @@ def _digest(*parts: Any) -> str:
     return digest.hexdigest()
 
 
+def _part_digest(digest: str, reference: ImageReference) -> str:
+    """The digest of a part of an image, by that of its bytes; of all of it, that one."""
+    part = reference.page or 0, reference.top, reference.left, reference.height, reference.width
+    is_whole = not reference.page and reference.top is None
+    return digest if is_whole else _digest(repr((digest, *part, reference.in_shares)).encode())
+
+
 def _hexadecimal(hashes: Array, backend: Backend) -> list[str]:
     return [row.tobytes().hex() for row in backend.host(hashes)]
 
@@ -386,16 +392,18 @@ def _hash_bytes(
         structs = references_of_locations(frame)
     else:
         structs = references_of(frame, reference)
-    files: dict[ImageReference, Any] = {}
-    references, parts = [], []
-    for row in structs.to_pylist():
-        part = {name: row.pop(name) for name in (*PLACE, *EDGES)} if row else {}
-        references.append(ImageReference(**row or {"url": None}))
-        parts.append(repr(part).encode() if any(of is not None for of in part.values()) else b"")
-    distinct = list(dict.fromkeys(references))
-    files = dict(zip(distinct, fetch_encoded(distinct, storage_options), strict=True))
-    encoded = [files[reference] for reference in references]
+    references = [
+        ImageReference(None) if row is None else ImageReference(**row)
+        for row in structs.to_pylist()
+    ]
+    pictures = list(dict.fromkeys(reference.picture for reference in references))
+    encoded = fetch_encoded(pictures, storage_options)
     # Files of no bytes are equal, and no images.
-    rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header) and len(data)]
-    hashes = [_digest(encoded[row], parts[row]) for row in rows]
+    digests = {
+        picture: _digest(data[:])
+        for picture, data in zip(pictures, encoded, strict=True)
+        if not isinstance(data, Header) and len(data)
+    }
+    rows = [row for row, reference in enumerate(references) if reference.picture in digests]
+    hashes = [_part_digest(digests[references[row].picture], references[row]) for row in rows]
     return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)

@@ -34,7 +34,13 @@ from dask_image_ingest.decode.decode_spec import (
     Resize,
     make_decode_spec,
 )
-from dask_image_ingest.decode.formats import SWAPPED, StoredHeader, read_stored_header
+from dask_image_ingest.decode.formats import (
+    SWAPPED,
+    BadImage,
+    StoredHeader,
+    page_shapes,
+    read_stored_header,
+)
 from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
     Header,
@@ -57,6 +63,7 @@ __all__ = [
     "VALUE_TYPES",
     "Augment",
     "AutoAugment",
+    "BadImage",
     "ColorJitter",
     "DecodeSpec",
     "EncodedImages",
@@ -89,6 +96,7 @@ __all__ = [
     "import_decoders",
     "is_baseline_jpeg",
     "make_decode_spec",
+    "page_shapes",
     "pixels_of",
     "printable",
     "read_stored_header",

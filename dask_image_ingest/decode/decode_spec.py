@@ -279,7 +279,7 @@ class DecodeSpec:
         """
         if page is None:
             return self.validated(read_header(data, self.max_pixels))
-        header = read_header(data, sys.maxsize)
+        header = read_header(data, sys.maxsize, page)
         height, width = header.height or 0, header.width or 0
         if header.error is None and header.format != "tiff" and height * width > self.max_pixels:
             error = too_large(height, width, self.max_pixels)

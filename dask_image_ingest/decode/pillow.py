@@ -37,7 +37,7 @@ TIFF
     tifffile reads stored samples, and colours of which Pillow gets some wrong: floats, signed and
     wide integers, planes.
 animations, pages
-    The first one.
+    The first one, unless another is asked for.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ from dask_image_ingest.decode.formats import (
     too_large,
 )
 from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
-from dask_image_ingest.decode.formats.pillow_image import NoColours
+from dask_image_ingest.decode.formats.pillow_image import NoColours, seek_frame
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
-from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout, read_samples
+from dask_image_ingest.decode.formats.tiff import TiffCut, TiffLayout, read_layout, read_samples
 from dask_image_ingest.decode.region import Region
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
 
 def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
@@ -80,7 +80,7 @@ def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return stored
 
 
-def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarray:
+def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int, page: int = 0) -> np.ndarray:
     """Decode one image.
 
     Parameters
@@ -91,6 +91,8 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
         Colour, colour and alpha, grey, class numbers, or stored values.
     max_pixels : int
         An image with more pixels is refused before memory is allocated for it.
+    page : int
+        Number of the page of a TIFF, or the frame of an animation, as `page_shapes` counts them.
 
     Returns
     -------
@@ -102,38 +104,39 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
     BadImage
         For every error, of `read_header` or of Pillow.
     """
-    format, stored = read_stored_header(data)
+    format, stored = read_stored_header(data, page)
     if stored.error is not None or format is None:
         raise BadImage.of(stored.error or "not-an-image")
     height, width = stored.height or 0, stored.width or 0
     if height * width > max_pixels:
         raise BadImage.of(too_large(height, width, max_pixels))
-    encoded = bytes(data[:])
     if format == "tiff":
-        with pillow_errors():
-            pixels = _tiff(encoded, mode)
-        if pixels.shape[:2] != (height, width):
-            raise BadImage("corrupt", "its pixels are not of the size in its header")
-    elif mode in ("labels", "raw"):
-        pixels = _stored_values(encoded, format, mode)
+        return _decode_tiff(data, mode, max_pixels, None, page)
+    encoded = bytes(data[:])
+    if mode in ("labels", "raw"):
+        pixels = _stored_values(encoded, format, mode, page)
     else:
         # The stored luma; for rare kinds of JPEG libjpeg can't skip the colours.
         luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
-        with _loaded(encoded, format, _draft_luma if luma else None) as image:
+        with _loaded(encoded, format, _draft_luma if luma else None, page) as image:
             pixels = _converted(image, mode)
-            if mode == "RGBA" and format == "png" and (stored_alpha := png_transparency(encoded)):
+            is_png = mode == "RGBA" and format == "png" and not page
+            if is_png and (stored_alpha := png_transparency(encoded)):
                 pixels[..., 3] = _png_alpha(image, encoded, stored_alpha)
     return np.require(upright(pixels, stored.orientation), requirements=["C", "W"])
 
 
 def decode_region(
-    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None
+    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None, page: int = 0
 ) -> np.ndarray:
     """Decode one image, and return a view of its region, not mirrored; None for all of it.
 
-    Other parameters, and errors, are those of `decode_with_pillow`.
+    Of a TIFF, only the strips or tiles that the region meets are decoded, and ``max_pixels`` is
+    their limit. Other parameters, and errors, are those of `decode_with_pillow`.
     """
-    image = decode_with_pillow(data, mode, max_pixels)
+    if region is not None and image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
+        return _decode_tiff(data, mode, max_pixels, region, page)
+    image = decode_with_pillow(data, mode, max_pixels, page)
     if region is None:
         return image
     if region.inside((image.shape[0], image.shape[1])) != region:
@@ -156,9 +159,9 @@ def decode_parts(
     """
     if len(regions) == 1:
         (region,), inside = regions, regions[0].inside(shape)
-        pixels = decode_region(data, mode, max_pixels, inside)
+        pixels = decode_region(data, mode, max_pixels, inside, page)
         return [region.shifted(-inside.top, -inside.left).of(pixels).copy()]
-    image = decode_with_pillow(data, mode, max_pixels)
+    image = decode_with_pillow(data, mode, max_pixels, page)
     if image.shape[:2] != shape:
         raise BadImage("corrupt", "its pixels are not of the size in its header")
     return [region.of(image).copy() for region in regions]
@@ -182,15 +185,21 @@ def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
 
 @contextmanager
 def _loaded(
-    encoded: bytes, format: str, prepare: Callable[[ImageFile.ImageFile], None] | None = None
+    encoded: bytes,
+    format: str,
+    prepare: Callable[[ImageFile.ImageFile], None] | None = None,
+    page: int = 0,
 ) -> Iterator[Image.Image]:
     """Decode an image; ``prepare`` is called before and may change how it is decoded."""
-    file = _StrictFile(_WITHOUT_METADATA.get(format, bytes)(encoded))
+    # Further frames of a PNG are metadata of the first.
+    file = _StrictFile(encoded if page else _WITHOUT_METADATA.get(format, bytes)(encoded))
     with open_image(file, format) as image, pillow_errors():
         # Decode in one call, which releases the GIL, rather than in blocks of 64 kB.
         image.decodermaxblock = len(encoded)
         if prepare is not None:
             prepare(image)
+        if page:
+            seek_frame(image, page)
         # The JPEG 2000 decoder reads past the end of intact files, too.
         file.strict = format not in ("jp2", "j2k")
         image.load()
@@ -261,8 +270,8 @@ def _grey(values: np.ndarray, mode: Mode) -> np.ndarray:
     return np.stack([values, values, values, *opaque], axis=2)
 
 
-def _stored_values(encoded: bytes, format: str, mode: Mode) -> np.ndarray:
-    with _loaded(encoded, format) as image:
+def _stored_values(encoded: bytes, format: str, mode: Mode, page: int = 0) -> np.ndarray:
+    with _loaded(encoded, format, page=page) as image:
         if mode == "labels":
             return _labels(image, encoded)
         return _raw(image, encoded)
@@ -350,18 +359,37 @@ def _png_alpha(image: Image.Image, encoded: bytes, transparency: bytes) -> np.nd
     return np.where((stored == colour).all(axis=2), 0, 255)
 
 
-def _tiff(encoded: bytes, mode: Mode) -> np.ndarray:
-    """Pixels of a TIFF before orientation."""
-    layout = read_layout(encoded)
+def _decode_tiff(
+    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None, page: int
+) -> np.ndarray:
+    """Upright pixels of a page of a TIFF, or of a region of it."""
+    layout = read_layout(data, page=page)
+    header = layout.header()
+    if header.error is not None:
+        raise BadImage.of(header.error)
+    part = layout.cut(data, region)
+    height, width = part.shape
+    if height * width > max_pixels:
+        held = f"its strips or tiles there hold {width} x {height} pixels"
+        raise BadImage("too-large", f"{held}, more than max_pixels={max_pixels:,}")
+    with pillow_errors():
+        pixels = _tiff(data, mode, layout, part)
+    if pixels.shape[:2] != part.shape:
+        raise BadImage("corrupt", "its pixels are not of the size in its header")
+    return np.require(upright(pixels[part.inner], header.orientation), requirements=["C", "W"])
+
+
+def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:
+    """Stored pixels of some strips or tiles of a TIFF."""
     if mode in ("labels", "raw"):
         if layout.is_picture or layout.is_fax:
-            return _stored_values(layout.with_tags_of_pixels(encoded, inverted=False), "tiff", mode)
+            return _stored_values(layout.written(data, part, inverted=False), "tiff", mode)
         if reason := layout.unreadable() or _unsuitable(layout, mode):
             kind = "labels" if mode == "labels" else "raw values"
             raise BadImage("unsupported-format", f"{kind} can't be read from {reason}")
-        values = read_samples(layout.with_tags_of_pixels(encoded))
+        values = read_samples(layout.written(data, part))
         return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values)
-    tiff = layout.with_tags_of_pixels(encoded)
+    tiff = layout.written(data, part)
     if layout.suits_pillow:
         if layout.compression not in COMPRESSION_INFO:
             raise BadImage("unsupported-format", f"TIFF of the compression {layout.compression}")

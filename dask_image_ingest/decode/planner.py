@@ -318,6 +318,8 @@ class BatchPlanner:
         header = self.images.headers[rows[0]]
         if self.decoding.by_pillow or header.needs_pillow:
             return True
+        if _is_16_bit(header.format, self.images.read(rows[0])):
+            return False
         if self.decoding.device == "gpu":
             return header.format not in self._dali_formats
         if header.format != "jpeg":
