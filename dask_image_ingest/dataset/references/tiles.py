@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +29,7 @@ from dask_image_ingest.dataset.references.fetch import (
 )
 from dask_image_ingest.dataset.scan.rows import slices_by_size
 from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, image_field, part_names
-from dask_image_ingest.decode import Header
+from dask_image_ingest.decode import BadImage, Header, page_shapes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     ImageReference,
@@ -221,9 +223,14 @@ def _page_shapes(
     opened = [one for one in dict.fromkeys(references) if one is not None and one not in known]
     nbytes = np.array([one.nbytes or 0 for one in opened], np.int64)
     for some in slices_by_size([nbytes], _AT_ONCE):
-        fetched = fetch_encoded(opened[some], storage_options)
-        for reference, data in zip(opened[some], fetched, strict=True):
-            known[reference] = [] if isinstance(data, Header) else page_shapes(data)
+        # As a page, of which no more than the directories is read.
+        wanted = [replace(one, page=0) for one in opened[some]]
+        for reference, data in zip(
+            opened[some], fetch_encoded(wanted, storage_options), strict=True
+        ):
+            known[reference] = []
+            with suppress(BadImage):
+                known[reference] = [] if isinstance(data, Header) else page_shapes(data)
     return [known[reference] or [(-1, -1)] for reference in references]
 
 
@@ -294,22 +301,3 @@ def _pair(argument: str, value: int | tuple[int, int], least: int) -> tuple[int,
     advice = f"pass pixels, a whole number of at least {least}, or (height, width)"
     height, width = (whole_number(argument, edge, least, advice) for edge in both)
     return height, width
-
-
-def page_shapes(data):  # stand-in
-    import io
-
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        image = Image.open(io.BytesIO(bytes(data)))
-        shapes = []
-        for n in range(getattr(image, "n_frames", 1)):
-            image.seek(n)
-            size = image.size
-            if image.getexif().get(274, 1) >= 5:
-                size = size[::-1]
-            shapes.append(size[::-1])
-        return shapes
-    except (OSError, UnidentifiedImageError):
-        return []
