@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.augment_pixels import PixelAugments
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, shapes_of
+from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, shapes_of
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     DaliDecoder,
@@ -28,13 +28,14 @@ from dask_image_ingest.decode.dali import (
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import BadImage, Header, is_valid
+from dask_image_ingest.decode.formats import BadImage, Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
 from dask_image_ingest.decode.formats.tiff import share_to_decode
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
+from dask_image_ingest.errors import warn_user
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.typedefs import ImageBatch
 
@@ -279,6 +280,8 @@ class BatchPlanner:
         if self.images.part(row) is not None:
             batch.by_pillow[row] = self._slice([row])[row]
             return
+        if has_several_pages(data, self.images.headers[row].format):
+            _warn_of_pages(self.images.origin(row))
         batch.by_pillow[row] = decode_pool().submit(
             decode_region,
             data,
@@ -403,6 +406,21 @@ class BatchPlanner:
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
+
+
+# Folders of shards with files of several pages that were warned about: once per process.
+_warned_folders: set[str] = set()
+
+
+def _warn_of_pages(image: Origin) -> None:
+    folder = image.shard.rpartition("/")[0]
+    if folder not in _warned_folders:
+        _warned_folders.add(folder)
+        where = f"{image.shard}: " if image.shard else ""
+        warn_user(
+            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
+            "a row of every page, read with decode=False and call images.pages() of the frame"
+        )
 
 
 def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:

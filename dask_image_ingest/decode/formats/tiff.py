@@ -13,7 +13,6 @@ import struct
 import threading
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil, prod
 from typing import Final, Literal, NamedTuple
@@ -404,13 +403,15 @@ class OpenTiff:
         return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories(MAX_PARTS)]
 
     def has_several_pages(self) -> bool:
-        """True if there is another page than the first, besides smaller copies of it."""
-        with suppress(BadImage):
-            for at in self._directories(_FEW)[1:]:
-                kind = self._layout(at, frozenset([_KIND])).values(_KIND)
-                if not (kind and kind[0] & 1):
-                    return True
-        return False
+        """True if there is another page than the first, besides smaller copies of it.
+
+        Raises
+        ------
+        BadImage
+            As `shapes`.
+        """
+        pages = (self._layout(at, frozenset([_KIND])) for at in self._directories(_FEW)[1:])
+        return any(not page.values(_KIND)[:1] or not page.values(_KIND)[0] & 1 for page in pages)
 
     def ranges(self, page: int, region: Region) -> list[Range]:
         """Bytes of ``content`` that the decode of a region of a page reads; none if it fails."""
