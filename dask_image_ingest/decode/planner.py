@@ -9,7 +9,6 @@ import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -28,9 +27,9 @@ from dask_image_ingest.decode.dali import (
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import BadImage, Header, has_several_pages, is_valid
+from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.formats.tiff import share_to_decode
+from dask_image_ingest.decode.formats.tiff import is_smaller_whole
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
@@ -322,7 +321,7 @@ class BatchPlanner:
         """True if a picture is decoded in full, rather than the regions of these rows."""
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
-            return len(rows) > 1 and self._is_small_tiff(rows)
+            return len(rows) > 1 and self._is_smaller_whole(rows)
         if self.decoding.by_pillow or header.needs_pillow:
             return True
         if _is_16_bit(header.format, self.images.read(rows[0])):
@@ -339,16 +338,13 @@ class BatchPlanner:
                 cost += region.height * region.width / (height * width)
         return len(rows) > 1 and cost > 1
 
-    def _is_small_tiff(self, rows: list[int]) -> bool:
-        """True if the strips or tiles of all these parts have more pixels than the page."""
+    def _is_smaller_whole(self, rows: list[int]) -> bool:
+        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
         parts = [part for part in map(self.images.part, rows) if part is not None]
         page, shape = parts[0].page, parts[0].shape
-        if math.prod(shape) > self.decoding.max_pixels:
-            return False
         regions = [part.region.inside(shape) for part in parts]
-        with suppress(BadImage):
-            return share_to_decode(self.images.read(rows[0]), page, regions) > 1
-        return False
+        is_small = math.prod(shape) <= self.decoding.max_pixels
+        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
 
     def _slice(self, rows: list[int]) -> dict[int, Future[Any]]:
         """Start to decode the picture of these rows once; the image of each row."""
