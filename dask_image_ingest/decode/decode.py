@@ -293,8 +293,8 @@ def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: Decode
         pixels, region = np.asarray(image), batch.regions.get(row)
         geometry = decoding.geometry(*pixels.shape[:2])
         mirrored = region is not None and region.mirrored
-        # Random pixels need not be those of another library.
-        exact = region is None
+        # With `crop` and `shorter` models are evaluated: see docs/design/resize.md.
+        exact = region is None and decoding.resize in ("crop", "shorter")
         resized.append(
             ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )
