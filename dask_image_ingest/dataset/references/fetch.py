@@ -440,7 +440,7 @@ def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
         {name: field_of(references, name).to_pandas() for name in ("url", "offset")}
     )
     again = places.duplicated() & places["offset"].notna()
-    return np.where(again & of_part, 0, nbytes)
+    return np.where(again.to_numpy() & of_part.to_numpy(), 0, nbytes)
 
 
 def _origin(reference: ImageReference | None) -> Origin:
