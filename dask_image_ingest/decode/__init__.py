@@ -38,6 +38,7 @@ from dask_image_ingest.decode.formats import (
     SWAPPED,
     BadImage,
     StoredHeader,
+    has_several_pages,
     page_shapes,
     read_stored_header,
 )
@@ -94,6 +95,7 @@ __all__ = [
     "decode_pool",
     "decode_threads",
     "from_bytes",
+    "has_several_pages",
     "header_of",
     "import_decoders",
     "is_baseline_jpeg",

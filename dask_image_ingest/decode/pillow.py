@@ -419,7 +419,7 @@ def _decode_tiff(
         pixels = _tiff(data, mode, layout, part)
     if pixels.shape[:2] != part.shape:
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return np.require(upright(pixels[part.inner], header.orientation), requirements=["C", "W"])
+    return np.require(upright(part.of(pixels), header.orientation), requirements=["C", "W"])
 
 
 def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 import threading
-import weakref
 import zlib
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, suppress
-from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -39,7 +36,6 @@ from dask_image_ingest.decode import (
     OpenTiff,
     Origin,
     Part,
-    page_shapes,
 )
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
@@ -60,8 +56,6 @@ from dask_image_ingest.storage import (
 )
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
 from dask_image_ingest.typedefs import DataFrame
-
-logger = logging.getLogger("dask_image_ingest")
 
 # Bytes to fetch of a remote shard before ranges of it: enough to tell whether it is compressed.
 _HEAD_SIZE = 512
@@ -288,49 +282,14 @@ def fetch_encoded(
             found = dict(_read(content, url, wanted, gap))
             tiffs = [data for data in found.values() if isinstance(data, OpenTiff)]
             if tiffs := [tiff for tiff in tiffs if tiff.content is content]:
-                lease = _Lease(opened.pop_all())
+                # The shard is closed when they are gone, and this with them.
+                lease = opened.pop_all()
                 for tiff in tiffs:
                     tiff.lease = lease
         results.update(found)
 
     for_each(read_shard, by_shard, by_shard)
     return list(results.values())
-
-
-class _Lease:
-    """Keeps a shard open for those who hold it."""
-
-    def __init__(self, opened: ExitStack) -> None:
-        weakref.finalize(self, _close, opened)
-
-
-def _close(opened: ExitStack) -> None:
-    try:
-        opened.close()
-    except ShardError as error:  # it has changed meanwhile; nobody is left to raise to
-        logger.warning("%s", error)
-
-
-def fetch_pages(
-    references: Sequence[ImageReference], storage_options: dict[str, Any] | None
-) -> list[list[tuple[int, int]] | str]:
-    """Height and width of each page of images, upright; or the error of an image.
-
-    Of large TIFFs only the directories are read.
-
-    Raises
-    ------
-    ShardError, ShardNotFoundError
-        As `fetch`.
-    """
-    pages: list[list[tuple[int, int]] | str] = []
-    pictures = [replace(reference, page=0) for reference in references]
-    for data in fetch_encoded(pictures, storage_options):
-        try:
-            pages.append(data.error or "" if isinstance(data, Header) else page_shapes(data))
-        except BadImage as bad:
-            pages.append(str(bad))
-    return pages
 
 
 def fetch_rows(
@@ -481,7 +440,7 @@ def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
         {name: field_of(references, name).to_pandas() for name in ("url", "offset")}
     )
     again = places.duplicated() & places["offset"].notna()
-    return np.where(again & of_part, 0, nbytes)
+    return np.where(again.to_numpy() & of_part.to_numpy(), 0, nbytes)
 
 
 def _origin(reference: ImageReference | None) -> Origin:
