@@ -47,7 +47,6 @@ class Region(NamedTuple):
         """The region so many pixels further."""
         return self._replace(top=self.top + down, left=self.left + across)
 
-
     def stored(self, shape: tuple[int, int], orientation: int) -> Region:
         """The region before EXIF orientation, of an image of this height and width after it."""
         top, left, height, width = self[:4]
