@@ -803,11 +803,11 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         dataframe
-            As after ``explode``, the rows of an image are repeated for its tiles, line by line, with
-            their index label. The references are those of the tiles: :func:`decode_images` decodes
-            them. ``height`` and ``width`` are those of the tile, and new columns of int32 say where
-            it is: ``image.page``, ``image.top`` and ``image.left``, in pixels of the upright page.
-            An image whose header can't be read stays one row, with nulls. Lazy for a lazy frame.
+            As after ``explode``, each row is repeated for its tiles, line by line, with its index
+            label, and has a reference to the tile, which :func:`decode_images` decodes. ``height``
+            and ``width`` are those of the tile, and ``part.page``, ``part.top`` and ``part.left``
+            (int32) say where it is, in pixels of the upright page. An image whose header can't be
+            read stays one row, with nulls. Lazy for a lazy frame.
 
         Raises
         ------
@@ -819,7 +819,13 @@ class Images(ABC, Generic[Frame, Series]):
         --------
         >>> refs = read_webdataset_images("train-{000..003}.tar", decode=False)
         >>> tiles = refs.images.tiles(256, overlap=32)
-        >>> tiles[["__key__", "image.top", "image.left", "height", "width"]].head(2)
+        >>> places = tiles[["__key__", "part.top", "part.left", "height", "width"]]
+        >>> places.head(4).reset_index(drop=True)
+          __key__  part.top  part.left  height  width
+        0    0000         0          0     256    256
+        1    0000         0        224     256    256
+        2    0000         0        448     256     64
+        3    0000       224          0     256    256
         """
         return make_tiles(self._frame, size, overlap, edge, image)
 
@@ -847,8 +853,8 @@ class Images(ABC, Generic[Frame, Series]):
         Raises
         ------
         ArgumentError
-            If the frame has no such column of references; when computed, if some are tiles or pages
-            already: take pages first, then their tiles.
+            If the frame has no such column of references, or its rows are parts already: take pages
+            first, then their tiles.
 
         Notes
         -----

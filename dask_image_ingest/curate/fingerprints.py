@@ -40,6 +40,7 @@ from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
     Decode,
     fetch_encoded,
+    location_columns,
     references_of,
     references_of_locations,
 )
@@ -364,7 +365,7 @@ def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> AnyF
         reference = references[0] if references else None
         if not lazy:
             return _hash_bytes(frame, reference, storage_options)
-        inputs = (reference,) if reference is not None else (*LOCATION_COLUMNS, "__key__")
+        inputs = (reference,) if reference is not None else tuple(location_columns(meta.columns))
         return new_collection(
             MapColumns(frame.expr, _hash_bytes, (name,), inputs, reference, storage_options)
         )

@@ -176,12 +176,13 @@ def as_references(array: pa.Array | pa.ChunkedArray) -> Any:
     """Convert an Arrow array or chunked array to ``REFERENCE``."""
     if array.type.equals(REFERENCE):
         return array
-    if not holds_references(array.type):
+    # Some of the fields: readers of parquet return them for a column such as ``mask.height``, too.
+    if not (pa.types.is_struct(array.type) and {*array.type.names} <= {*REFERENCE.names}):
         raise pa.ArrowInvalid(f"no image references: {array.type}")
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([as_references(chunk) for chunk in array.chunks], REFERENCE)
     fields = dict(zip(array.type.names, array.flatten(), strict=True))
-    if is_byte_list(fields["bytes"].type):
+    if "bytes" in fields and is_byte_list(fields["bytes"].type):
         fields["bytes"] = bytes_of(fields["bytes"])
     return references_of_fields(len(array), fields, array.is_null())
 

@@ -36,7 +36,7 @@ def test_tiles_become_samples_that_say_what_they_are(refs, photos, tmp_path, laz
     members = {"png": Encode("image"), "jpg": None, "webp": None}
     dii.to_webdataset(tiles, tmp_path / "{shard:03d}.tar", members=members, samples_per_shard=50)
     found, by_key = samples(tmp_path), pictures(photos)
-    rows = tiles[["__key__", "__url__", "image.top", "image.left", "height", "width"]]
+    rows = tiles[["__key__", "__url__", "part.top", "part.left", "height", "width"]]
     rows = rows.compute() if lazy else rows
     assert len(found) == len(rows)
     places = {}
@@ -72,7 +72,7 @@ def test_exported_parts_read_as_whole_images(refs, tmp_path):
         json_fields={"part": "struct<key: string, top: int64, left: int64>"},
     ).compute()
     first = tiles.compute()
-    assert "image.top" not in again.columns
+    assert "part.top" not in again.columns
     assert not again["__key__"].duplicated().any()
     place = again["json.part"].struct
     place = pd.DataFrame(
@@ -82,8 +82,8 @@ def test_exported_parts_read_as_whole_images(refs, tmp_path):
         (key, top, left): image
         for key, top, left, image in zip(
             first["__key__"],
-            first["image.top"],
-            first["image.left"],
+            first["part.top"],
+            first["part.left"],
             first.images.arrays(),
             strict=True,
         )
@@ -114,7 +114,7 @@ def test_boxes_become_samples(shards, photos, tmp_path):
     type_ = pd.ArrowDtype(pa.list_(pa.list_(pa.float32())))
     refs["box"] = pd.Series([[[5, 7, 30, 20], [40, 10, 25, 35]]] * len(refs), refs.index, type_)
     crops = dii.decode_images(refs.explode("box"), box="box", box_format="xywh")
-    assert crops["image.top"].tolist() == [7, 10] * len(refs)
+    assert crops["part.top"].tolist() == [7, 10] * len(refs)
     assert crops["height"].tolist() == [20, 35] * len(refs)
     members = [{"png": Encode("image"), "jpg": None, "webp": None}]
     dii.to_webdataset(crops, tmp_path / "{shard:03d}.tar", members=[*members, "all"], sidecar=None)

@@ -30,6 +30,7 @@ from dask_image_ingest.dataset.references.make_references import (
     add_references,
     adds_references,
     encoded_by,
+    location_columns,
     point_to_images,
     references_of_locations,
 )
@@ -53,6 +54,7 @@ __all__ = [
     "is_augmented",
     "known_lengths",
     "last_decode",
+    "location_columns",
     "make_pages",
     "make_tiles",
     "persist_moves",

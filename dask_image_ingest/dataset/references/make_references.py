@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import pyarrow as pa
@@ -41,7 +41,7 @@ def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | N
 
 def point_to_images(rows: dx.Expr, image: str, error: str | None) -> dx.Expr:
     """Lazy `add_references`."""
-    inputs = (*LOCATION_COLUMNS, _KEY, *part_columns(rows.columns).get("image", ()))
+    inputs = tuple(location_columns(rows.columns))
     return MapColumns(rows, add_references, (image, error), inputs, image, error)
 
 
@@ -62,6 +62,16 @@ def encoded_by(expr: dx.Expr) -> Any | None:
     return expr.inputs[0] if carries else None
 
 
+def location_columns(columns: Collection[Any]) -> dict[str, str]:
+    """The columns that locate an image, or the part of it that it is: field of the reference.
+
+    The key identifies an image whose offset is null.
+    """
+    names = {name: name.strip("_") for name in (*LOCATION_COLUMNS, _KEY) if name in columns}
+    part = part_columns(columns).get("image", ())
+    return names | dict(zip(part, (*PLACE, *EDGES), strict=False))
+
+
 def references_of_locations(frame: DataFrame) -> pa.StructArray:
     """References from the columns `LOCATION_COLUMNS`; without a version of the shard.
 
@@ -72,10 +82,8 @@ def references_of_locations(frame: DataFrame) -> pa.StructArray:
     ArgumentError
         If the columns can't be converted to the types that the reader gives them.
     """
-    names = {name: name.strip("_") for name in (*LOCATION_COLUMNS, _KEY) if name in frame.columns}
-    names |= zip(part_columns(frame.columns).get("image", ()), (*PLACE, *EDGES), strict=False)
     fields = {}
-    for name, field in names.items():
+    for name, field in location_columns(frame.columns).items():
         kind = "strings" if name.startswith("__") else "whole numbers"
         try:
             column = backend_of(frame).to_arrow(frame[[name]]).column(0).combine_chunks()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
@@ -27,7 +28,7 @@ from dask_image_ingest.dataset.references.fetch import (
 )
 from dask_image_ingest.dataset.scan.rows import slices_by_size
 from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, image_field, part_names
-from dask_image_ingest.decode import Header
+from dask_image_ingest.decode import BadImage, Header, page_shapes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     ImageReference,
@@ -172,7 +173,13 @@ def _page_rows(
     frame: DataFrame, images: Images, storage_options: dict[str, Any] | None
 ) -> DataFrame:
     ((image, names),) = images
-    shapes = _page_shapes(frame, image, names, storage_options)
+    shapes, errors = _page_shapes(frame, image, names, storage_options)
+    if any(errors):
+        references = one_chunk(references_of(frame, image))
+        fields = dict(zip(references.type.names, references.flatten(), strict=True))
+        fields["error"] = pc.coalesce(fields["error"], pa.array(errors, pa.string()))
+        made = references_of_fields(len(frame), fields, references.is_null())
+        frame = backend_of(frame).with_references(frame, made, image, None)
     counts = np.array([len(of_picture) for of_picture in shapes], np.int64)
     picture = np.repeat(np.arange(len(frame)), counts)
     number = np.arange(len(picture)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -209,10 +216,14 @@ def make_pages(
 
 def _page_shapes(
     frame: DataFrame, image: str, names: Sequence[str], storage_options: dict[str, Any] | None
-) -> list[list[tuple[int, int]]]:
-    """Height and width of each page of each row's image; of one that can't be read, (-1, -1)."""
+) -> tuple[list[list[tuple[int, int]]], list[str | None]]:
+    """Height and width of each page of each row's image, and the error of one that has none.
+
+    Such an image has one page, of -1 x -1.
+    """
     references = reference_rows(references_of(frame, image))
     known: dict[ImageReference | None, list[tuple[int, int]]] = {None: []}
+    errors: dict[ImageReference | None, str] = {}
     if {format_ := image_field(image, "format"), *names[-2:]} <= {*frame.columns}:
         formats = backend_of(frame).to_arrow(frame[[format_]]).column(0).to_pylist()
         for reference, name, size in zip(references, formats, _sizes(frame, names), strict=True):
@@ -221,10 +232,17 @@ def _page_shapes(
     opened = [one for one in dict.fromkeys(references) if one is not None and one not in known]
     nbytes = np.array([one.nbytes or 0 for one in opened], np.int64)
     for some in slices_by_size([nbytes], _AT_ONCE):
-        fetched = fetch_encoded(opened[some], storage_options)
-        for reference, data in zip(opened[some], fetched, strict=True):
-            known[reference] = [] if isinstance(data, Header) else page_shapes(data)
-    return [known[reference] or [(-1, -1)] for reference in references]
+        # As a page, of which no more than the directories is read.
+        wanted = [replace(one, page=0) for one in opened[some]]
+        for reference, data in zip(
+            opened[some], fetch_encoded(wanted, storage_options), strict=True
+        ):
+            known[reference] = []
+            try:
+                known[reference] = [] if isinstance(data, Header) else page_shapes(data)
+            except BadImage as bad:
+                errors[reference] = str(bad)
+    return [known[one] or [(-1, -1)] for one in references], [*map(errors.get, references)]
 
 
 def _with_parts(
@@ -294,22 +312,3 @@ def _pair(argument: str, value: int | tuple[int, int], least: int) -> tuple[int,
     advice = f"pass pixels, a whole number of at least {least}, or (height, width)"
     height, width = (whole_number(argument, edge, least, advice) for edge in both)
     return height, width
-
-
-def page_shapes(data):  # stand-in
-    import io
-
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        image = Image.open(io.BytesIO(bytes(data)))
-        shapes = []
-        for n in range(getattr(image, "n_frames", 1)):
-            image.seek(n)
-            size = image.size
-            if image.getexif().get(274, 1) >= 5:
-                size = size[::-1]
-            shapes.append(size[::-1])
-        return shapes
-    except (OSError, UnidentifiedImageError):
-        return []

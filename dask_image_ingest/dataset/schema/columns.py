@@ -66,13 +66,14 @@ def part_names(image: str, columns: Collection[Any], is_first: bool = True) -> t
     edges = [image_field(image, edge) for edge in EDGES]
     if is_first and {*edges}.isdisjoint(columns) and {*EDGES} <= {*columns}:
         edges = [*EDGES]
-    return (*(f"{image}.{name}" for name in PLACE), *edges)
+    return (*(image_field(image, f"part.{name}") for name in PLACE), *edges)
 
 
 def part_columns(columns: Collection[Any]) -> dict[str, tuple[str, ...]]:
     """Image column → its `part_names`, of the images that have them all among ``columns``."""
-    ends = [name for name in columns if isinstance(name, str) and name.endswith(".top")]
-    found = {end[:-4]: part_names(end[:-4], columns) for end in ends}
+    ends = [name for name in columns if isinstance(name, str) and name.endswith("part.top")]
+    images = [end.removesuffix("part.top").removesuffix(".") or "image" for end in ends]
+    found = {image: part_names(image, columns) for image in images}
     return {image: names for image, names in found.items() if {*names} <= {*columns}}
 
 

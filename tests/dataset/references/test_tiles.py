@@ -11,7 +11,7 @@ from PIL import Image
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.references.tiles import tile_grid
 
-PART = ["image.page", "image.top", "image.left", "height", "width"]
+PART = ["part.page", "part.top", "part.left", "height", "width"]
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_a_picture_that_is_one_tile_keeps_its_reference(refs):
     whole = refs.compute()
     tiles = whole.images.tiles(1000)
     assert tiles.image.tolist() == whole.image.tolist()
-    assert tiles["image.top"].tolist() == [0] * len(whole)
+    assert tiles["part.top"].tolist() == [0] * len(whole)
 
 
 def test_tiles_of_tiles_are_in_pixels_of_the_picture(refs):
@@ -107,7 +107,7 @@ def test_tiles_of_tiles_are_in_pixels_of_the_picture(refs):
     once = whole.images.tiles(100, edge="drop")
     expected = [
         (key, 0, top + down, left + right, 50, 50)
-        for key, top, left in once[["__key__", "image.top", "image.left"]].itertuples(index=False)
+        for key, top, left in once[["__key__", "part.top", "part.left"]].itertuples(index=False)
         for down in (0, 50)
         for right in (0, 50)
     ]
@@ -161,14 +161,14 @@ def test_pages_are_the_frames_of_a_file(tmp_path):
 
 def test_filters_and_columns_go_below_tiles(refs):
     tiles = refs.images.tiles(64)
-    plan = tiles[(tiles.cls == 1) & (tiles["image.top"] > 0)][["txt"]].optimize()
+    plan = tiles[(tiles.cls == 1) & (tiles["part.top"] > 0)][["txt"]].optimize()
     scans = [*plan.expr.find_operations(type(refs.expr))]
     text = plan.expr.tree_repr()
     assert "cls == 1" in text and "json" not in text, text
     assert len(scans) <= 1
     frame = tiles.compute()
-    expected = frame[(frame.cls == 1) & (frame["image.top"] > 0)]
-    found = tiles[(tiles.cls == 1) & (tiles["image.top"] > 0)][["txt"]].compute()
+    expected = frame[(frame.cls == 1) & (frame["part.top"] > 0)]
+    found = tiles[(tiles.cls == 1) & (tiles["part.top"] > 0)][["txt"]].compute()
     assert found.txt.tolist() == expected.txt.tolist()
     assert len(tiles) == len(frame)
 
