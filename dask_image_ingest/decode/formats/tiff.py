@@ -370,9 +370,9 @@ class OpenTiff:
         self._order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
         self._is_big = _BIG_NUMBER in head[2:4]
         (self._first,) = _unpacked(f"{self._order}{'8xQ' if self._is_big else '4xI'}", head)
-        # Directories that were found so far, and those that follow, the next one last.
-        self._found, self._pending = list[int](), [self._first]
-        self._seen, self._lock = set[int](), threading.Lock()
+        # Directories that were found so far, and the next one that no SubIFDs name.
+        self._found, self._seen, self._next = list[int](), set[int](), self._first
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._size
@@ -410,19 +410,19 @@ class OpenTiff:
     def _directories(self, wanted: int) -> list[int]:
         """Offsets of the first directories: of each page, and after it those of its SubIFDs."""
         with self._lock:
-            while self._pending and len(self._found) < wanted:
-                if not (at := self._pending.pop()):
-                    continue
-                if at in self._seen:
-                    raise BadImage("corrupt", f"its directories lead back to byte {at}")
-                self._found.append(at)
-                self._seen.add(at)
-                entries, end = self._entries(at)
-                self._pending.append(self._word(self[end : end + 8]))
+            while self._next and len(self._found) < wanted:
+                if self._next in self._seen:
+                    raise BadImage("corrupt", f"its directories lead back to byte {self._next}")
+                self._seen.add(self._next)
+                entries, end = self._entries(self._next)
+                self._found.append(self._next)
                 for tag, kind, count, value in entries:
                     if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
                         offsets = f"{self._order}{count}{_OFFSETS[kind]}"
-                        self._pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+                        below = dict.fromkeys(_unpacked(offsets, self._value(offsets, value)))
+                        # Their own links may lead from one to the other.
+                        self._found += [at for at in below if at not in self._seen]
+                self._next = self._word(self[end : end + 8])
         return self._found
 
     def _layout(self, at: int, wanted: frozenset[int]) -> TiffLayout:
