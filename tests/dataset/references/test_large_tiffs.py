@@ -15,7 +15,7 @@ from tars import tar
 
 import dask_image_ingest as dii
 
-SHAPE = 2_000, 2_400, 3
+SHAPE = 1_200, 1_500, 3
 LAYOUTS = {
     "tiles of JPEGs": {"tile": (256, 256), "compression": "jpeg"},
     "tiles": {"tile": (256, 256), "compression": "zlib", "predictor": True},
@@ -62,7 +62,7 @@ def parts_of(url, boxes):
 def test_of_a_remote_tiff_the_strips_or_tiles_of_its_parts_are_fetched(layout, slide):
     data = encoded(slide, **LAYOUTS[layout])
     whole = tifffile.imread(io.BytesIO(data))
-    boxes = [[left, top, left + 500, top + 400] for top in (0, 1500) for left in (100, 1300)]
+    boxes = [[left, top, left + 500, top + 400] for top in (0, 800) for left in (100, 900)]
     with faulty_server(files={"/a.tar": tar({"a.tif": data, "b.tif": data})}) as server:
         rows = parts_of(f"{server.url}/a.tar", boxes)
         server.reset()
@@ -88,7 +88,7 @@ def test_a_tiff_that_is_refused_as_a_whole_gives_its_tiles(slide, tmp_path):
     tiles = refs.images.tiles(500)
     decoded = dii.decode_images(tiles, **options).compute(scheduler="sync")
     assert decoded["error"].isna().all()
-    assert len(decoded) == 4 * 5
+    assert len(decoded) == 3 * 3
     for array, top, left in zip(
         decoded.images.arrays(), decoded["part.top"], decoded["part.left"], strict=True
     ):
@@ -99,7 +99,7 @@ def test_a_tiff_that_is_refused_as_a_whole_gives_its_tiles(slide, tmp_path):
 
 def test_the_shard_of_a_large_tiff_is_closed_when_its_parts_are_decoded(slide, tmp_path):
     (tmp_path / "a.tar").write_bytes(tar({"a.tif": encoded(slide, tile=(256, 256))}))
-    rows = parts_of(tmp_path / "a.tar", [[10, 20, 300, 400], [1000, 1000, 1100, 1200]])
+    rows = parts_of(tmp_path / "a.tar", [[10, 20, 300, 400], [1000, 900, 1100, 1200]])
     gc.collect()
     gc.disable()  # by its references alone
     try:
