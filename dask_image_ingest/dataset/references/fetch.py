@@ -43,7 +43,7 @@ from dask_image_ingest.frames import (
     ImageReference,
     as_references,
     backend_of,
-    get_backend,
+    converted,
 )
 from dask_image_ingest.storage import (
     SIGNATURE_BYTES,
@@ -109,25 +109,43 @@ def decode_partition(
 
     def open_images(rows: DataFrame) -> tuple[Any, list[EncodedImages]]:
         encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
-        if backend not in (None, backend_of(rows).name):
-            # Without the columns that the decode makes: references stay on the host.
-            made = {name for column in images for name in column.made}
-            table = backend_of(rows).to_arrow(rows[[n for n in rows.columns if n not in made]])
-            rows = get_backend(backend).frame(table, rows.index.to_numpy(), None)
-        return rows, encoded
+        return _on_backend(rows, images, backend), encoded
 
-    return decode_rows(frame, images, open_images, only, limit)
+    return _ordered(decode_rows(frame, images, open_images, only, limit), frame)
 
 
-def decode_pieces(frame: DataFrame, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
-    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
+def _on_backend(
+    rows: DataFrame, images: Sequence[ColumnDecode], backend: BackendName | None
+) -> DataFrame:
+    """Rows for a backend; for another one than theirs without the columns that the decode makes."""
+    if backend in (None, backend_of(rows).name):
+        return rows
+    made = {name for column in images for name in column.made}
+    return converted(rows[[name for name in rows.columns if name not in made]], backend)
+
+
+def _ordered(decoded: DataFrame, rows: DataFrame) -> DataFrame:
+    """The columns in the order of the rows: on another backend, what is decoded comes last."""
+    names = dict.fromkeys([*rows.columns, *decoded.columns])
+    names = [name for name in names if name in decoded.columns]
+    return decoded if names == [*decoded.columns] else decoded[names]
+
+
+def decode_pieces(
+    frame: DataFrame, images: Sequence[ColumnDecode], largest: int, backend: BackendName
+) -> Iterator[Any]:
+    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded.
+
+    ``backend`` is that of the pieces.
+    """
     for rows in slices_by_size([encoded_sizes(frame, column) for column in images], largest):
         part = frame.iloc[rows]
         encoded = [fetch_images(part, column) for column in images]
         sizes = [decoded_sizes(*column) for column in zip(images, encoded, strict=True)]
         for piece in slices_by_size(sizes, largest):
             taken = [column.take(np.arange(len(part))[piece]) for column in encoded]
-            yield put_pixels(part.iloc[piece], images, taken)
+            rest = _on_backend(part.iloc[piece], images, backend)
+            yield _ordered(put_pixels(rest, images, taken), part)
 
 
 def fetch_images(
