@@ -420,7 +420,6 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool = False,
         weights: str | None = None,
         balance: str | None = None,
-        replacement: bool = True,
         buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
@@ -459,13 +458,10 @@ class Images(ABC, Generic[Frame, Series]):
         repeat
             Whether the epoch never ends: pass follows pass, each in an order of its own.
         weights
-            Name of a column of numbers from 0: rows are drawn with probabilities in proportion.
+            Name of a column of numbers from 0: rows are drawn with probabilities in proportion,
+            some several times in an epoch, each time with an augmentation of its own.
         balance
             Name of a column, each value of which is drawn equally often; nulls are left out.
-        replacement
-            Whether ``weights`` and ``balance`` may draw a row several times in an epoch, each time
-            with an augmentation of its own. Otherwise pass ``steps`` too, since an epoch as long as
-            the frame would draw each row.
         buckets
             Sizes by aspect ratio, a list of (height, width), or (pixels, multiple) for all sizes of
             about so many pixels whose edges are multiples: each image is decoded to the size whose
@@ -544,7 +540,7 @@ class Images(ABC, Generic[Frame, Series]):
         return make_batches(
             [self._frame],
             columns,
-            self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
+            self._schedule(shuffle, steps, repeat, weights, balance, buckets),
             image=self._chosen,
             epoch=epoch,
             batch_size=batch_size,
@@ -565,10 +561,9 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool,
         weights: str | None,
         balance: str | None,
-        replacement: bool,
         buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None,
     ) -> Schedule:
-        sampling = parse_sampling(weights, balance, replacement, [self._meta()])
+        sampling = parse_sampling(weights, balance, [self._meta()])
         planned = parse_buckets(buckets, [self._meta()])
         return Schedule(shuffle, None, steps, repeat, sampling, planned)
 
@@ -582,7 +577,6 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool = False,
         weights: str | None = None,
         balance: str | None = None,
-        replacement: bool = True,
         buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
@@ -602,7 +596,7 @@ class Images(ABC, Generic[Frame, Series]):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, steps, repeat, weights, balance, replacement, buckets
+        batch_size, columns, shuffle, steps, repeat, weights, balance, buckets
             As for :meth:`iter_batches`.
         drop_last, prefetch, start, shard, normalize, channels_first, collate_fn
             As for :meth:`iter_batches`. ``start`` holds for the first loop, whatever the number of
@@ -620,9 +614,9 @@ class Images(ABC, Generic[Frame, Series]):
             batches: ``loader.dataset.set_epoch(epoch)`` changes the order of a shuffle and the
             numbers of random augmentations, with ``persistent_workers=True`` too, for all loops
             that follow; ``loader.dataset.position_after(steps)`` is an argument ``start=``, to
-            resume with any number of ranks and workers. The dataset's ``state_dict`` and
-            ``load_state_dict`` let torchdata's ``StatefulDataLoader(loader.dataset,
-            batch_size=None)`` resume.
+            resume with any number of ranks and workers. The loader's ``state_dict`` and
+            ``load_state_dict``, as torchdata's ``StatefulDataLoader`` has them, save and resume a
+            loop.
 
         Raises
         ------
@@ -651,7 +645,7 @@ class Images(ABC, Generic[Frame, Series]):
             make_batches,
             [self._frame],
             columns,
-            self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
+            self._schedule(shuffle, steps, repeat, weights, balance, buckets),
             image=self._chosen,
             batch_size=batch_size,
             format="torch",

@@ -13,6 +13,7 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset.from_arrow import from_arrow, is_arrow_table
 from dask_image_ingest.dataset.read_options import ErrorPolicy
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import decode_partition
@@ -89,10 +90,10 @@ def decode_images(
     Parameters
     ----------
     frame
-        A Dask, pandas or cuDF dataframe: with columns of references, as
-        ``read_webdataset_images(..., decode=False)`` gives them; or with the columns ``__url__``,
-        ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame with a column of
-        encoded images.
+        A Dask, pandas or cuDF dataframe, or a table that :func:`from_arrow` takes: with columns of
+        references, as ``read_webdataset_images(..., decode=False)`` gives them; or with the columns
+        ``__url__``, ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame with
+        a column of encoded images.
     image
         What to decode: a column of references or a list of these, by default all. Or a column of
         encoded images: bytes (Arrow's ``binary``, or Python objects), or ``struct<bytes, path>`` as
@@ -132,7 +133,7 @@ def decode_images(
         locations ``image``, which replaces one of that name. The errors of ``image``, and of the
         only image column of a frame without a column ``error``, are in ``error``, others in
         ``<name>.error``. Lazy if ``frame`` is: projections and filters of the result are pushed
-        below the decode.
+        below the decode. Of a table of another engine it is a frame in memory.
 
     Raises
     ------
@@ -156,6 +157,8 @@ def decode_images(
     >>> decode_images(files, image="png").images.arrays()[0].shape
     (224, 224, 3)
     """
+    if is_arrow_table(frame):
+        frame = from_arrow(frame)
     lazy = isinstance(frame, FrameBase)
     check_frame(frame)
     meta = frame._meta if lazy else frame

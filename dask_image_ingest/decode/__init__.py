@@ -38,6 +38,7 @@ from dask_image_ingest.decode.formats import (
     SWAPPED,
     BadImage,
     StoredHeader,
+    has_several_pages,
     page_shapes,
     read_stored_header,
 )
@@ -49,6 +50,7 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
+from dask_image_ingest.decode.formats.tiff import OpenTiff
 from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import RandomResizedCrop
@@ -71,6 +73,7 @@ __all__ = [
     "ImageShape",
     "Interpolation",
     "Mode",
+    "OpenTiff",
     "Origin",
     "Outside",
     "Part",
@@ -92,6 +95,7 @@ __all__ = [
     "decode_pool",
     "decode_threads",
     "from_bytes",
+    "has_several_pages",
     "header_of",
     "import_decoders",
     "is_baseline_jpeg",

@@ -132,6 +132,11 @@ def shape_of(image: Any) -> tuple[int, ...]:
     return image.shape() if callable(image.shape) else image.shape
 
 
+def on_host(images: Any) -> Any:
+    """A batch, or an image of one: a copy in host memory of what DALI has on a GPU."""
+    return images.as_cpu() if hasattr(images, "as_cpu") else images
+
+
 @dataclass(frozen=True)
 class Pixels:
     """The decoded images of a partition.

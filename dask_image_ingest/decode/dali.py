@@ -437,24 +437,13 @@ def _use_device(device: int | None) -> None:
 def new_pipeline(device: str, threads: int) -> Any:
     """An empty pipeline with this package's settings."""
     _, _, pipeline_class = dali()
-    return pipeline_class(**_settings(device, threads))
-
-
-def conditional_pipeline(device: str, threads: int, graph: Callable[[], Any]) -> Any:
-    """A pipeline with the output of ``graph``, in which ``if`` may ask for values of DALI."""
-    from nvidia.dali.pipeline import pipeline_def
-
-    return pipeline_def(enable_conditionals=True, **_settings(device, threads))(graph)()
-
-
-def _settings(device: str, threads: int) -> dict[str, Any]:
     keep_freed_memory()
-    return {
-        "batch_size": BATCH_SIZE,
-        "num_threads": threads,
-        "device_id": current_device() if device == "gpu" else None,
-        "prefetch_queue_depth": 1,
-    }
+    return pipeline_class(
+        batch_size=BATCH_SIZE,
+        num_threads=threads,
+        device_id=current_device() if device == "gpu" else None,
+        prefetch_queue_depth=1,
+    )
 
 
 def tensor_list(arrays: list[np.ndarray]) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.augment_pixels import PixelAugments
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, shapes_of
+from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, shapes_of
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     DaliDecoder,
@@ -27,12 +27,14 @@ from dask_image_ingest.decode.dali import (
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
+from dask_image_ingest.decode.formats.tiff import is_smaller_whole
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
+from dask_image_ingest.errors import warn_user
 from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.typedefs import ImageBatch
 
@@ -277,6 +279,8 @@ class BatchPlanner:
         if self.images.part(row) is not None:
             batch.by_pillow[row] = self._slice([row])[row]
             return
+        if has_several_pages(data, self.images.headers[row].format):
+            _warn_of_pages(self.images.origin(row))
         batch.by_pillow[row] = decode_pool().submit(
             decode_region,
             data,
@@ -302,7 +306,7 @@ class BatchPlanner:
             if region is not None and (part := self.images.part(row)) is not None:
                 region = region if self.decoding.device == "gpu" else region.inside(part.shape)
             batch.encoded.append(encoded if region is None else (encoded, region))
-        return len(data)
+        return len(data) if self.images.part(row) is None else 0  # those of parts are shared
 
     def _pictures_in_full(self) -> dict[int, list[int]]:
         """First row → all rows of each picture that is decoded once, and in full."""
@@ -314,8 +318,10 @@ class BatchPlanner:
         return {rows[0]: rows for rows in pictures.values() if self._is_for_slices(rows)}
 
     def _is_for_slices(self, rows: list[int]) -> bool:
-        """True if a picture is decoded in full, rather than the regions of these rows by DALI."""
+        """True if a picture is decoded in full, rather than the regions of these rows."""
         header = self.images.headers[rows[0]]
+        if header.format == "tiff":
+            return len(rows) > 1 and self._is_smaller_whole(rows)
         if self.decoding.by_pillow or header.needs_pillow:
             return True
         if _is_16_bit(header.format, self.images.read(rows[0])):
@@ -331,6 +337,14 @@ class BatchPlanner:
                 cost += _COST_ABOVE * (region.top + region.height) / height
                 cost += region.height * region.width / (height * width)
         return len(rows) > 1 and cost > 1
+
+    def _is_smaller_whole(self, rows: list[int]) -> bool:
+        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
+        parts = [part for part in map(self.images.part, rows) if part is not None]
+        page, shape = parts[0].page, parts[0].shape
+        regions = [part.region.inside(shape) for part in parts]
+        is_small = math.prod(shape) <= self.decoding.max_pixels
+        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
 
     def _slice(self, rows: list[int]) -> dict[int, Future[Any]]:
         """Start to decode the picture of these rows once; the image of each row."""
@@ -388,6 +402,21 @@ class BatchPlanner:
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
+
+
+# Folders of shards with files of several pages that were warned about: once per process.
+_warned_folders: set[str] = set()
+
+
+def _warn_of_pages(image: Origin) -> None:
+    folder = image.shard.rpartition("/")[0]
+    if folder not in _warned_folders:
+        _warned_folders.add(folder)
+        where = f"{image.shard}: " if image.shard else ""
+        warn_user(
+            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
+            "a row of every page, read with decode=False and call images.pages() of the frame"
+        )
 
 
 def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:

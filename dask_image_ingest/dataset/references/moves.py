@@ -102,7 +102,7 @@ def over_references(
             return None
         moved = type(parent)(references, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
-            _copy_divisions(parent, moved)
+            copy_divisions(parent, moved)
         if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
             moved = InOrder(moved, tuple(column.image for column in images))
         return moved, images
@@ -257,7 +257,7 @@ _PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFram
 _OTHER_MOVES = (dx.Loc, dx.Merge, dx.GroupByApply)
 
 
-def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
+def copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
     """Give ``other``, a sort of the same rows, the divisions of ``expr``.
 
     Dask samples divisions with the sorted frame's name as the seed, so those of ``other`` would

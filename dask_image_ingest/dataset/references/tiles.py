@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -174,7 +173,13 @@ def _page_rows(
     frame: DataFrame, images: Images, storage_options: dict[str, Any] | None
 ) -> DataFrame:
     ((image, names),) = images
-    shapes = _page_shapes(frame, image, names, storage_options)
+    shapes, errors = _page_shapes(frame, image, names, storage_options)
+    if any(errors):
+        references = one_chunk(references_of(frame, image))
+        fields = dict(zip(references.type.names, references.flatten(), strict=True))
+        fields["error"] = pc.coalesce(fields["error"], pa.array(errors, pa.string()))
+        made = references_of_fields(len(frame), fields, references.is_null())
+        frame = backend_of(frame).with_references(frame, made, image, None)
     counts = np.array([len(of_picture) for of_picture in shapes], np.int64)
     picture = np.repeat(np.arange(len(frame)), counts)
     number = np.arange(len(picture)) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -211,10 +216,14 @@ def make_pages(
 
 def _page_shapes(
     frame: DataFrame, image: str, names: Sequence[str], storage_options: dict[str, Any] | None
-) -> list[list[tuple[int, int]]]:
-    """Height and width of each page of each row's image; of one that can't be read, (-1, -1)."""
+) -> tuple[list[list[tuple[int, int]]], list[str | None]]:
+    """Height and width of each page of each row's image, and the error of one that has none.
+
+    Such an image has one page, of -1 x -1.
+    """
     references = reference_rows(references_of(frame, image))
     known: dict[ImageReference | None, list[tuple[int, int]]] = {None: []}
+    errors: dict[ImageReference | None, str] = {}
     if {format_ := image_field(image, "format"), *names[-2:]} <= {*frame.columns}:
         formats = backend_of(frame).to_arrow(frame[[format_]]).column(0).to_pylist()
         for reference, name, size in zip(references, formats, _sizes(frame, names), strict=True):
@@ -229,9 +238,11 @@ def _page_shapes(
             opened[some], fetch_encoded(wanted, storage_options), strict=True
         ):
             known[reference] = []
-            with suppress(BadImage):
+            try:
                 known[reference] = [] if isinstance(data, Header) else page_shapes(data)
-    return [known[reference] or [(-1, -1)] for reference in references]
+            except BadImage as bad:
+                errors[reference] = str(bad)
+    return [known[one] or [(-1, -1)] for one in references], [*map(errors.get, references)]
 
 
 def _with_parts(

@@ -5,6 +5,7 @@ In: encoded bytes. Out: format, shape, orientation, and whether DALI can safely 
 
 from dask_image_ingest.decode.formats.header import (
     Header,
+    has_several_pages,
     is_valid,
     page_shapes,
     read_stored_header,
@@ -19,6 +20,7 @@ __all__ = [
     "BadImage",
     "Header",
     "StoredHeader",
+    "has_several_pages",
     "is_baseline_jpeg",
     "is_valid",
     "open_image",

@@ -12,9 +12,10 @@ import itertools
 import struct
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, prod
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -32,7 +33,7 @@ from dask_image_ingest.storage import LazyBytes, Range, merge
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIP_OFFSETS, _ORIENTATION, _SAMPLES, _STRIP_ROWS, _STRIP_BYTES = 273, 274, 277, 278, 279
 _PLANAR, _TILE_WIDTH, _TILE_HEIGHT, _TILE_OFFSETS, _TILE_BYTES = 284, 322, 323, 324, 325
-_SUB_DIRECTORIES, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 330, 338, 339
+_KIND, _SUB_DIRECTORIES, _EXTRA_SAMPLES, _SAMPLE_FORMAT = 254, 330, 338, 339
 
 # Tags of the header: small values.
 _OF_HEADER: Final = frozenset(
@@ -68,6 +69,11 @@ _BOUNDED: Final = (_UNCOMPRESSED, 5, 8, 32946, 32773, 34925, 50000)
 # Pixels of a tile, unless the image has half as many.
 _LARGEST_TILE: Final = 1 << 22
 
+# The tag of a kind of page, 1 for a smaller copy, and the number of pages in which another than
+# the first is looked for, besides its copies.
+_OF_KIND: Final = frozenset([_KIND])
+_FEW: Final = 32
+
 # Most samples of a pixel that tifffile reads.
 _MAX_SAMPLES: Final = 4
 
@@ -102,10 +108,15 @@ class TiffLayout:
         return self._get(_HEIGHT, 0), self._get(_WIDTH, 0)
 
     @property
+    def orientation(self) -> int:
+        """EXIF's number, 1 to 8."""
+        orientation = self._get(_ORIENTATION, 1)
+        return orientation if 1 <= orientation <= 8 else 1
+
+    @property
     def upright_shape(self) -> tuple[int, int]:
         """Height and width, after orientation."""
-        height, width = self.shape
-        return (width, height) if self._get(_ORIENTATION, 1) in SWAPPED else (height, width)
+        return self.shape[::-1] if self.orientation in SWAPPED else self.shape
 
     @property
     def samples(self) -> int:
@@ -181,27 +192,15 @@ class TiffLayout:
             return f"compression {self.compression}"
         return None
 
-    def header_error(self) -> str | None:
-        """Error of an image whose tiles take much more memory than its pixels; None for others."""
-        (height, width), tile = self.shape, (self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0))
-        if tile[0] * tile[1] > max(_LARGEST_TILE, 2 * height * width):
-            return f"too-large: a tile of {tile[1]} x {tile[0]} in an image of {width} x {height}"
-        return None
-
     def header(self) -> StoredHeader:
-        """The header of the page.
-
-        Raises
-        ------
-        BadImage
-            If it has no pixels.
-        """
-        height, width = self.shape
+        """The header of the page; `BadImage` if it has no pixels."""
+        (height, width), tile = self.shape, (self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0))
         if not width or not height:
             raise BadImage("corrupt", f"its size is {width} x {height}")
-        orientation = self._get(_ORIENTATION, 1)
-        orientation = orientation if 1 <= orientation <= 8 else 1
-        return StoredHeader(height, width, self.samples, orientation, True, self.header_error())
+        error = None
+        if tile[0] * tile[1] > max(_LARGEST_TILE, 2 * height * width):
+            error = f"too-large: a tile of {tile[1]} x {tile[0]} in an image of {width} x {height}"
+        return StoredHeader(height, width, self.samples, self.orientation, True, error)
 
     def cut(self, data: LazyBytes, region: Region | None) -> TiffCut:
         """The strips or tiles that an upright region meets; None for all.
@@ -211,13 +210,11 @@ class TiffLayout:
         BadImage
             If the directory names bytes that the file does not have.
         """
-        rows, columns = self._stored(region)
-        (height, width), samples = self.shape, self.samples
+        (height, width), (rows, columns) = self.shape, self._stored(region)
         if self.compression == _OLD_JPEG:  # its parts lie where only tags of its own say
             arrays = self.arrays.items()
             tags = {tag: self._numbered(data, tag, range(count)) for tag, (_, count, _) in arrays}
-            inner = slice(rows.start, rows.stop), slice(columns.start, columns.stop)
-            return TiffCut(self.shape, inner, tags, [(0, len(data))])
+            return TiffCut(range(height), range(width), rows, columns, tags, [(8, len(data))])
         tiled = _TILE_OFFSETS in self.arrays
         if tiled:
             high, wide = self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0)
@@ -229,14 +226,10 @@ class TiffLayout:
         across = range(columns.start // wide, ceil(columns.stop / wide))
         per_row, per_plane = ceil(width / wide), ceil(height / high) * ceil(width / wide)
         where, lengths = (_TILE_OFFSETS, _TILE_BYTES) if tiled else (_STRIP_OFFSETS, _STRIP_BYTES)
-        planes = samples if self.planar else 1
-        self._refuse_fewer(where, planes * len(down) * len(across))
-        numbers = [
-            plane * per_plane + row * per_row + column
-            for plane in range(planes)
-            for row in down
-            for column in across
-        ]
+        planes = range(self.samples if self.planar else 1)
+        self._refuse_fewer(where, len(planes) * len(down) * len(across))
+        places = itertools.product(planes, down, across)
+        numbers = [plane * per_plane + row * per_row + column for plane, row, column in places]
         offsets = self._numbered(data, where, numbers)
         held = range(down.start * high, min(down.stop * high, height))
         if self.compression == _UNCOMPRESSED and self.photometric != _YCBCR:
@@ -246,41 +239,33 @@ class TiffLayout:
                 offsets = [offset + (rows.start - held.start) * row_bytes for offset in offsets]
                 held, high = rows, len(rows)
             sizes = [high * row_bytes] * len(numbers)
-            if not tiled:
-                for last in range(len(down) - 1, len(numbers), len(down)):
-                    sizes[last] = (len(held) - (len(down) - 1) * high) * row_bytes
+            for last in range(len(down) - 1, 0 if tiled else len(numbers), len(down)):
+                sizes[last] = (len(held) - (len(down) - 1) * high) * row_bytes
         else:
             sizes = self._numbered(data, lengths, numbers)
             if per_plane == len(numbers) == 1 and not any(sizes):
                 sizes = [max(0, len(data) - offsets[0])]
-        places = list(zip(offsets, sizes, strict=True))
-        for offset, length in places:
+        for offset, length in zip(offsets, sizes, strict=True):
             if not length or offset + length > len(data):
                 raise BadImage("truncated", f"{length} bytes of pixels at {offset} of {len(data)}")
-        left, right = across.start * wide, min(across.stop * wide, width)
-        inner = (
-            slice(rows.start - held.start, rows.stop - held.start),
-            slice(columns.start - left, columns.stop - left),
-        )
-        tags, ranges = {where: offsets, lengths: sizes}, ((at, at + size) for at, size in places)
-        return TiffCut((len(held), right - left), inner, tags, merge(ranges))
+        ranges = merge((at, at + size) for at, size in zip(offsets, sizes, strict=True))
+        wider = range(across.start * wide, min(across.stop * wide, width))
+        return TiffCut(held, wider, rows, columns, {where: offsets, lengths: sizes}, ranges)
 
     def _stored(self, region: Region | None) -> tuple[range, range]:
         """Stored rows and columns of an upright region."""
         if region is None:
             return range(self.shape[0]), range(self.shape[1])
-        top, left, high, wide = region[:4]
-        orientation = self.header().orientation
-        height, width = self.upright_shape
+        (top, left, high, wide), (height, width) = region[:4], self.upright_shape
         if region.inside((height, width)) != region:
             raise BadImage("corrupt", "its pixels are not of the size in its header")
         # The inverse of turning it upright, backwards.
-        if orientation in (3, 4, 7, 8):
+        if self.orientation in (3, 4, 7, 8):
             top = height - top - high
-        if orientation in (2, 3, 6, 7):
+        if self.orientation in (2, 3, 6, 7):
             left = width - left - wide
         rows, columns = range(top, top + high), range(left, left + wide)
-        return (columns, rows) if orientation in SWAPPED else (rows, columns)
+        return (columns, rows) if self.orientation in SWAPPED else (rows, columns)
 
     def _numbered(self, data: LazyBytes, tag: int, numbers: Sequence[int]) -> list[int]:
         """Some values of a tag with one for each strip or tile; only these are read."""
@@ -311,25 +296,20 @@ class TiffLayout:
         tags = {tag: value for tag, value in self.tags.items() if tag != _ORIENTATION}
         if not inverted and not self.photometric:
             tags[_PHOTOMETRIC] = (3, (1,))
-        is_whole_file = self.compression == _OLD_JPEG
-        ranges = [(8, len(data))] if is_whole_file else part.ranges
-        starts = [start for start, _ in ranges]
-        ends = list(itertools.accumulate((stop - start for start, stop in ranges), initial=8))
-        tags |= {tag: (4, tuple(values)) for tag, values in part.tags.items()}
-        if not is_whole_file:
-            rows, columns = part.shape
-            tags |= {_HEIGHT: (4, (rows,)), _WIDTH: (4, (columns,))}
-            if _STRIP_OFFSETS in part.tags:
-                tags[_STRIP_ROWS] = (4, (min(self._get(_STRIP_ROWS, rows), rows),))
-            where = _STRIP_OFFSETS if _STRIP_OFFSETS in part.tags else _TILE_OFFSETS
-            numbers = [bisect_right(starts, offset) - 1 for offset in part.tags[where]]
-            moved = [
-                offset - starts[number] + ends[number]
-                for offset, number in zip(part.tags[where], numbers, strict=True)
-            ]
-            tags[where] = (4, tuple(moved))
+        starts = [start for start, _ in part.ranges]
+        ends = list(itertools.accumulate((stop - start for start, stop in part.ranges), initial=8))
+        for tag, values in part.tags.items():
+            if tag in (_STRIP_OFFSETS, _TILE_OFFSETS):
+                numbers = [bisect_right(starts, offset) - 1 for offset in values]
+                moves = [ends[number] - starts[number] for number in numbers]
+                values = list(map(sum, zip(values, moves, strict=True)))
+            tags[tag] = (4, tuple(values))
+        rows, columns = part.shape
+        strip = min(self._get(_STRIP_ROWS, rows), rows)
+        tags |= {_HEIGHT: (4, (rows,)), _WIDTH: (4, (columns,))}
+        tags |= {_STRIP_ROWS: (4, (strip,))} if _STRIP_OFFSETS in part.tags else {}
         stored = memoryview(data) if isinstance(data, bytes) else data
-        pieces = [stored[start:stop] for start, stop in ranges]
+        pieces = [stored[start:stop] for start, stop in part.ranges]
         at = ends[-1] + ends[-1] % 2
         try:
             head = (b"II*\0" if self.order == "<" else b"MM\0*") + struct.pack(f"{self.order}I", at)
@@ -344,20 +324,32 @@ class TiffCut(NamedTuple):
 
     Attributes
     ----------
-    shape
-        Height and width of what they hold, before orientation.
-    inner
-        The part in that.
+    held_rows, held_columns
+        The stored pixels that they hold.
+    rows, columns
+        Those of the part.
     tags
         Offsets and sizes of these strips or tiles, by tag.
     ranges
         The bytes of the file that hold them, sorted.
     """
 
-    shape: tuple[int, int]
-    inner: tuple[slice, slice]
+    held_rows: range
+    held_columns: range
+    rows: range
+    columns: range
     tags: dict[int, list[int]]
     ranges: list[Range]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of what the strips or tiles hold."""
+        return len(self.held_rows), len(self.held_columns)
+
+    def of(self, pixels: np.ndarray) -> np.ndarray:
+        """Cut the part out of the decoded strips or tiles."""
+        top, left = self.held_rows.index(self.rows[0]), self.held_columns.index(self.columns[0])
+        return pixels[top : top + len(self.rows), left : left + len(self.columns)]
 
 
 class OpenTiff:
@@ -370,61 +362,68 @@ class OpenTiff:
     """
 
     def __init__(self, content: LazyBytes, offset: int = 0, size: int | None = None) -> None:
-        self.content, self.offset = content, offset
+        self.content, self._offset = content, offset
+        #: What keeps the shard open.
+        self.lease: object = None
         self._size = len(content) if size is None else size
         head = bytes(self[:16])
         self._order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
         self._is_big = _BIG_NUMBER in head[2:4]
         (self._first,) = _unpacked(f"{self._order}{'8xQ' if self._is_big else '4xI'}", head)
-        self._known: list[int] = []  # directories that were found so far
-        self._further, self._lock = self._directories(), threading.Lock()
+        # Directories that were found so far, and those that follow, the next one last.
+        self._found, self._pending = list[int](), [self._first]
+        self._seen, self._lock = set[int](), threading.Lock()
 
     def __len__(self) -> int:
         return self._size
 
     def __getitem__(self, part: slice, /) -> bytes | bytearray | memoryview:
         start, stop, _ = part.indices(self._size)
-        return self.content[self.offset + start : self.offset + max(start, stop)]
+        return self.content[self._offset + start : self._offset + max(start, stop)]
 
     def shapes(self) -> list[tuple[int, int]]:
-        """Height and width of each page, upright; 0 of a page that names none.
+        """Height and width of each page, upright; 0 of a page that names none."""
+        return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories(MAX_PARTS)]
 
-        Raises
-        ------
-        BadImage
-            If the directories lead in a circle, or out of the file.
-        """
-        return [self._layout(at, _OF_HEADER).upright_shape for at in self._directories()]
+    def has_several_pages(self) -> bool:
+        """True if there is another page than the first, besides smaller copies of it."""
+        pages = (self._layout(at, _OF_KIND) for at in self._directories(_FEW)[1:])
+        return any(not sum(page.values(_KIND)) & 1 for page in pages)
+
+    def ranges(self, page: int, region: Region) -> list[Range]:
+        """Bytes of ``content`` that the decode of a region of a page reads; none if it fails."""
+        try:
+            ranges = read_layout(self, page=page).cut(self, region).ranges
+        except BadImage:
+            return []
+        return [(self._offset + start, self._offset + stop) for start, stop in ranges]
 
     def layout(self, page: int, wanted: frozenset[int]) -> TiffLayout:
         """Layout of a page, with those tags that are wanted; see `read_layout`."""
-        at = self._first
-        if page:
-            with self._lock:
-                self._known += itertools.islice(self._further, max(0, page + 1 - len(self._known)))
-            if not 0 <= page < len(self._known):
-                raise no_page(page, len(self._known))
-            at = self._known[page]
-        return self._layout(at, wanted)
+        if not page:
+            return self._layout(self._first, wanted)
+        found = self._directories(page + 1)
+        if not 0 <= page < len(found):
+            raise no_page(page, len(found))
+        return self._layout(found[page], wanted)
 
-    def _directories(self) -> Iterator[int]:
-        """Offsets of the directories: of each page, and after it those of its SubIFDs."""
-        pending, seen = [self._first], set[int]()
-        while pending:
-            if not (at := pending.pop()):
-                continue
-            if at in seen:
-                raise BadImage("corrupt", f"its directories lead back to byte {at}")
-            if len(seen) == MAX_PARTS:
-                raise BadImage("corrupt", f"more than {MAX_PARTS:,} pages")
-            seen.add(at)
-            yield at
-            entries, end = self._entries(at)
-            pending.append(self._word(self[end : end + 8]))
-            for tag, kind, count, value in entries:
-                if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
-                    offsets = f"{self._order}{count}{_OFFSETS[kind]}"
-                    pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+    def _directories(self, wanted: int) -> list[int]:
+        """Offsets of the first directories: of each page, and after it those of its SubIFDs."""
+        with self._lock:
+            while self._pending and len(self._found) < wanted:
+                if not (at := self._pending.pop()):
+                    continue
+                if at in self._seen:
+                    raise BadImage("corrupt", f"its directories lead back to byte {at}")
+                self._found.append(at)
+                self._seen.add(at)
+                entries, end = self._entries(at)
+                self._pending.append(self._word(self[end : end + 8]))
+                for tag, kind, count, value in entries:
+                    if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
+                        offsets = f"{self._order}{count}{_OFFSETS[kind]}"
+                        self._pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+        return self._found
 
     def _layout(self, at: int, wanted: frozenset[int]) -> TiffLayout:
         types = _BIG_TYPES if self._is_big else _TYPES
@@ -495,25 +494,23 @@ def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS, page: int 
     return as_open_tiff(data).layout(page, wanted)
 
 
-def as_open_tiff(data: LazyBytes) -> OpenTiff:
-    """``data``, or its bytes as an `OpenTiff`.
+def read_tiff_header(data: LazyBytes, page: int = 0) -> StoredHeader:
+    """Read the header of a page of a TIFF: the tags of its directory; may raise `BadImage`."""
+    return read_layout(data, _OF_HEADER, page).header()
 
-    Raises
-    ------
-    BadImage
-        If it is too short.
-    """
+
+def as_open_tiff(data: LazyBytes) -> OpenTiff:
+    """The same bytes as an `OpenTiff`; `BadImage` if they are too few."""
     return data if isinstance(data, OpenTiff) else OpenTiff(data)
 
 
-def read_tiff_header(data: LazyBytes, page: int = 0) -> StoredHeader:
-    """Read the header of a page of a TIFF: the tags of its directory.
-
-    Raises
-    ------
-    BadImage
-    """
-    return read_layout(data, _OF_HEADER, page).header()
+def is_smaller_whole(data: LazyBytes, page: int, regions: Sequence[Region]) -> bool:
+    """True if a page has fewer pixels than the strips or tiles of all these regions together."""
+    with suppress(BadImage):
+        layout = read_layout(data, page=page)
+        shapes = (layout.cut(data, region).shape for region in regions)
+        return prod(layout.shape) < sum(map(prod, shapes))
+    return False
 
 
 def read_samples(tiff: bytes) -> np.ndarray:

@@ -122,7 +122,8 @@ def test_every_format_has_the_pixels_of_a_slice(mode):
         expected, why = wholes[key]
         if expected is None:
             assert image is None
-            assert error == why
+            # Values that are no labels are those of the part.
+            assert error.partition(":")[0] == why.partition(":")[0]
         else:
             left, top, right, bottom = map(int, box)
             assert np.array_equal(image, expected[top:bottom, left:right]), key

@@ -5,8 +5,8 @@ import io
 import numpy as np
 import pandas as pd
 import pytest
-from PIL import Image
 from photo_shards import write_tar
+from PIL import Image
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.references.tiles import tile_grid
