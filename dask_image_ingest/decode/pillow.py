@@ -149,12 +149,13 @@ def decode_parts(
     """Decode regions of a page of this upright shape, black where they reach beyond it.
 
     Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
-    and is not kept: results are copies. Of a TIFF, only the strips or tiles of each are decoded.
+    and is not kept: results are copies. Of a TIFF, for one region only its strips or tiles are.
     """
     inside = [region.inside(shape) for region in regions]
-    if image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
-        pieces = [decode_region(data, mode, max_pixels, region, page) for region in inside]
-    elif mode in ("RGB", "L"):
+    is_tiff = image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff"
+    if is_tiff and len(inside) == 1:
+        pieces = [decode_region(data, mode, max_pixels, inside[0], page)]
+    elif mode in ("RGB", "L") and not is_tiff:
         pieces = _crops(data, mode, max_pixels, page, shape, inside)
     else:
         image = decode_with_pillow(data, mode, max_pixels, page)

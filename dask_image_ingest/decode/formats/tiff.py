@@ -210,7 +210,14 @@ class TiffLayout:
         BadImage
             If the directory names bytes that the file does not have.
         """
-        (height, width), (rows, columns) = self.shape, self._stored(region)
+        (height, width), upright = self.shape, self.upright_shape
+        stored = Region(0, 0, height, width)
+        if region is not None:
+            if region.inside(upright) != region:
+                raise BadImage("corrupt", "its pixels are not of the size in its header")
+            stored = region.stored(upright, self.orientation)
+        rows = range(stored.top, stored.top + stored.height)
+        columns = range(stored.left, stored.left + stored.width)
         if self.compression == _OLD_JPEG:  # its parts lie where only tags of its own say
             arrays = self.arrays.items()
             tags = {tag: self._numbered(data, tag, range(count)) for tag, (_, count, _) in arrays}
@@ -251,21 +258,6 @@ class TiffLayout:
         ranges = merge((at, at + size) for at, size in zip(offsets, sizes, strict=True))
         wider = range(across.start * wide, min(across.stop * wide, width))
         return TiffCut(held, wider, rows, columns, {where: offsets, lengths: sizes}, ranges)
-
-    def _stored(self, region: Region | None) -> tuple[range, range]:
-        """Stored rows and columns of an upright region."""
-        if region is None:
-            return range(self.shape[0]), range(self.shape[1])
-        (top, left, high, wide), (height, width) = region[:4], self.upright_shape
-        if region.inside((height, width)) != region:
-            raise BadImage("corrupt", "its pixels are not of the size in its header")
-        # The inverse of turning it upright, backwards.
-        if self.orientation in (3, 4, 7, 8):
-            top = height - top - high
-        if self.orientation in (2, 3, 6, 7):
-            left = width - left - wide
-        rows, columns = range(top, top + high), range(left, left + wide)
-        return (columns, rows) if self.orientation in SWAPPED else (rows, columns)
 
     def _numbered(self, data: LazyBytes, tag: int, numbers: Sequence[int]) -> list[int]:
         """Some values of a tag with one for each strip or tile; only these are read."""
