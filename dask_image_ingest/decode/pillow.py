@@ -412,15 +412,16 @@ def _decode_tiff(
     if header.error is not None:
         raise BadImage.of(header.error)
     part = layout.cut(data, region)
-    height, width = part.shape
+    height, width = part.held[2:4]
     if height * width > max_pixels:
         held = f"its strips or tiles there hold {width} x {height} pixels"
         raise BadImage("too-large", f"{held}, more than max_pixels={max_pixels:,}")
     with pillow_errors():
         pixels = _tiff(data, mode, layout, part)
-    if pixels.shape[:2] != part.shape:
+    if pixels.shape[:2] != (height, width):
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return np.require(upright(part.of(pixels), header.orientation), requirements=["C", "W"])
+    pixels = part.part.shifted(-part.held.top, -part.held.left).of(pixels)
+    return np.require(upright(pixels, header.orientation), requirements=["C", "W"])
 
 
 def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:

@@ -210,18 +210,16 @@ class TiffLayout:
         BadImage
             If the directory names bytes that the file does not have.
         """
-        (height, width), upright = self.shape, self.upright_shape
-        stored = Region(0, 0, height, width)
+        height, width = self.shape
+        part = whole = Region(0, 0, height, width)
         if region is not None:
-            if region.inside(upright) != region:
-                raise BadImage("corrupt", "its pixels are not of the size in its header")
-            stored = region.stored(upright, self.orientation)
-        rows = range(stored.top, stored.top + stored.height)
-        columns = range(stored.left, stored.left + stored.width)
+            part = region.stored(self.upright_shape, self.orientation)
+        if part.inside((height, width)) != part:
+            raise BadImage("corrupt", "its pixels are not of the size in its header")
         if self.compression == _OLD_JPEG:  # its parts lie where only tags of its own say
             arrays = self.arrays.items()
             tags = {tag: self._numbered(data, tag, range(count)) for tag, (_, count, _) in arrays}
-            return TiffCut(range(height), range(width), rows, columns, tags, [(8, len(data))])
+            return TiffCut(whole, part, tags, [(8, len(data))])
         tiled = _TILE_OFFSETS in self.arrays
         if tiled:
             high, wide = self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0)
@@ -229,8 +227,8 @@ class TiffLayout:
             high, wide = min(self._get(_STRIP_ROWS, height), height), width
         if not high or not wide:
             raise BadImage("corrupt", f"its pieces are {wide} x {high}")
-        down = range(rows.start // high, ceil(rows.stop / high))
-        across = range(columns.start // wide, ceil(columns.stop / wide))
+        down = range(part.top // high, ceil((part.top + part.height) / high))
+        across = range(part.left // wide, ceil((part.left + part.width) / wide))
         per_row, per_plane = ceil(width / wide), ceil(height / high) * ceil(width / wide)
         where, lengths = (_TILE_OFFSETS, _TILE_BYTES) if tiled else (_STRIP_OFFSETS, _STRIP_BYTES)
         planes = range(self.samples if self.planar else 1)
@@ -238,16 +236,19 @@ class TiffLayout:
         places = itertools.product(planes, down, across)
         numbers = [plane * per_plane + row * per_row + column for plane, row, column in places]
         offsets = self._numbered(data, where, numbers)
-        held = range(down.start * high, min(down.stop * high, height))
+        top, left = down.start * high, across.start * wide
+        held = Region(top, left, down.stop * high - top, across.stop * wide - left).inside(
+            self.shape
+        )
         if self.compression == _UNCOMPRESSED and self.photometric != _YCBCR:
             # Many writers get the sizes wrong, and no reader needs them.
             row_bytes = ceil(wide * (self.bits[0] if self.planar else sum(self.bits)) / 8)
             if not tiled and len(down) == 1:  # one strip may be all of a large image
-                offsets = [offset + (rows.start - held.start) * row_bytes for offset in offsets]
-                held, high = rows, len(rows)
+                offsets = [offset + (part.top - top) * row_bytes for offset in offsets]
+                high, held = part.height, Region(part.top, 0, part.height, width)
             sizes = [high * row_bytes] * len(numbers)
             for last in range(len(down) - 1, 0 if tiled else len(numbers), len(down)):
-                sizes[last] = (len(held) - (len(down) - 1) * high) * row_bytes
+                sizes[last] = (held.height - (len(down) - 1) * high) * row_bytes
         else:
             sizes = self._numbered(data, lengths, numbers)
             if per_plane == len(numbers) == 1 and not any(sizes):
@@ -256,8 +257,7 @@ class TiffLayout:
             if not length or offset + length > len(data):
                 raise BadImage("truncated", f"{length} bytes of pixels at {offset} of {len(data)}")
         ranges = merge((at, at + size) for at, size in zip(offsets, sizes, strict=True))
-        wider = range(across.start * wide, min(across.stop * wide, width))
-        return TiffCut(held, wider, rows, columns, {where: offsets, lengths: sizes}, ranges)
+        return TiffCut(held, part, {where: offsets, lengths: sizes}, ranges)
 
     def _numbered(self, data: LazyBytes, tag: int, numbers: Sequence[int]) -> list[int]:
         """Some values of a tag with one for each strip or tile; only these are read."""
@@ -296,7 +296,7 @@ class TiffLayout:
                 moves = [ends[number] - starts[number] for number in numbers]
                 values = list(map(sum, zip(values, moves, strict=True)))
             tags[tag] = (4, tuple(values))
-        rows, columns = part.shape
+        rows, columns = part.held[2:4]
         strip = min(self._get(_STRIP_ROWS, rows), rows)
         tags |= {_HEIGHT: (4, (rows,)), _WIDTH: (4, (columns,))}
         tags |= {_STRIP_ROWS: (4, (strip,))} if _STRIP_OFFSETS in part.tags else {}
@@ -316,32 +316,18 @@ class TiffCut(NamedTuple):
 
     Attributes
     ----------
-    held_rows, held_columns
-        The stored pixels that they hold.
-    rows, columns
-        Those of the part.
+    held, part
+        Stored pixels of these strips or tiles, and of the part.
     tags
-        Offsets and sizes of these strips or tiles, by tag.
+        Offsets and sizes of the strips or tiles, by tag.
     ranges
         The bytes of the file that hold them, sorted.
     """
 
-    held_rows: range
-    held_columns: range
-    rows: range
-    columns: range
+    held: Region
+    part: Region
     tags: dict[int, list[int]]
     ranges: list[Range]
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width of what the strips or tiles hold."""
-        return len(self.held_rows), len(self.held_columns)
-
-    def of(self, pixels: np.ndarray) -> np.ndarray:
-        """Cut the part out of the decoded strips or tiles."""
-        top, left = self.held_rows.index(self.rows[0]), self.held_columns.index(self.columns[0])
-        return pixels[top : top + len(self.rows), left : left + len(self.columns)]
 
 
 class OpenTiff:
@@ -501,7 +487,7 @@ def is_smaller_whole(data: LazyBytes, page: int, regions: Sequence[Region]) -> b
     with suppress(BadImage):
         layout = read_layout(data, page=page)
         parts = [layout.cut(data, region) for region in regions]
-        if prod(layout.shape) < sum(prod(part.shape) for part in parts):
+        if prod(layout.shape) < sum(prod(part.held[2:4]) for part in parts):
             read = merge(itertools.chain.from_iterable(part.ranges for part in parts))
             sizes = [sum(b - a for a, b in some) for some in (read, layout.cut(data, None).ranges)]
             return sizes[1] <= 1.1 * sizes[0]
