@@ -321,7 +321,9 @@ class BatchPlanner:
         """True if a picture is decoded in full, rather than the regions of these rows."""
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
-            return len(rows) > 1 and self._is_smaller_whole(rows)
+            parts = [part for part in map(self.images.part, rows) if part is not None]
+            is_small = math.prod(parts[0].shape) <= self.decoding.max_pixels
+            return is_small and is_smaller_whole(self.images.read(rows[0]), parts)
         if self.decoding.by_pillow or header.needs_pillow:
             return True
         if _is_16_bit(header.format, self.images.read(rows[0])):
@@ -337,14 +339,6 @@ class BatchPlanner:
                 cost += _COST_ABOVE * (region.top + region.height) / height
                 cost += region.height * region.width / (height * width)
         return len(rows) > 1 and cost > 1
-
-    def _is_smaller_whole(self, rows: list[int]) -> bool:
-        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
-        parts = [part for part in map(self.images.part, rows) if part is not None]
-        page, shape = parts[0].page, parts[0].shape
-        regions = [part.region.inside(shape) for part in parts]
-        is_small = math.prod(shape) <= self.decoding.max_pixels
-        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
 
     def _slice(self, rows: list[int]) -> dict[int, Future[Any]]:
         """Start to decode the picture of these rows once; the image of each row."""
@@ -412,10 +406,9 @@ def _warn_of_pages(image: Origin) -> None:
     folder = image.shard.rpartition("/")[0]
     if folder not in _warned_folders:
         _warned_folders.add(folder)
-        where = f"{image.shard}: " if image.shard else ""
         warn_user(
-            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
-            "a row of every page, read with decode=False and call images.pages() of the frame"
+            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+            "For a row of every page, read with decode=False and call images.pages() of the frame"
         )
 
 

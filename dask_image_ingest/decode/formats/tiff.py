@@ -27,7 +27,7 @@ from dask_image_ingest.decode.formats.stored import (
     StoredHeader,
     no_page,
 )
-from dask_image_ingest.decode.region import Region
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.storage import LazyBytes, Range, merge
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -203,13 +203,7 @@ class TiffLayout:
         return StoredHeader(height, width, self.samples, self.orientation, True, error)
 
     def cut(self, data: LazyBytes, region: Region | None) -> TiffCut:
-        """The strips or tiles that an upright region meets; None for all.
-
-        Raises
-        ------
-        BadImage
-            If the directory names bytes that the file does not have.
-        """
+        """The strips or tiles that an upright region meets; None for all."""
         height, width = self.shape
         part = whole = Region(0, 0, height, width)
         if region is not None:
@@ -270,8 +264,7 @@ class TiffLayout:
         return [values[number - first] for number in numbers]
 
     def _refuse_fewer(self, tag: int, wanted: int) -> None:
-        count = self.arrays[tag][1] if tag in self.arrays else 0
-        if wanted > count:
+        if wanted > (count := self.arrays.get(tag, (0, 0, 0))[1]):
             raise BadImage("corrupt", f"{count} of {wanted} strips or tiles")
 
     def written(self, data: LazyBytes, part: TiffCut, *, inverted: bool = True) -> bytes:
@@ -279,11 +272,6 @@ class TiffLayout:
 
         A BigTIFF becomes a TIFF. Orientation is left to the caller, and with ``inverted=False`` 0
         is black.
-
-        Raises
-        ------
-        BadImage
-            If it does not fit into a TIFF.
         """
         tags = {tag: value for tag, value in self.tags.items() if tag != _ORIENTATION}
         if not inverted and not self.photometric:
@@ -331,12 +319,9 @@ class TiffCut(NamedTuple):
 
 
 class OpenTiff:
-    """A TIFF that is read by slices: what of it is wanted, and no more.
+    """A TIFF that is read by slices of ``content``: bytes, or a shard that has it at ``offset``.
 
-    Parameters
-    ----------
-    content, offset, size
-        Bytes, or the open shard, that have the file at ``offset``; by default it is all of them.
+    What it reads raises `BadImage` if directories are damaged, or lead out of the file.
     """
 
     def __init__(self, content: LazyBytes, offset: int = 0, size: int | None = None) -> None:
@@ -443,9 +428,9 @@ class OpenTiff:
 
     def _value(self, format: str, entry: bytes) -> bytes:
         """The bytes of a tag's values: its entry's, or those at the offset in there."""
-        size = struct.calcsize(format)
-        at = self._word(entry) if size > len(entry) else 0
-        return bytes(self[at : at + size]) if size > len(entry) else entry
+        if (size := struct.calcsize(format)) <= len(entry):
+            return entry
+        return bytes(self[(at := self._word(entry)) : at + size])
 
 
 def _unpacked(format: str, data: LazyBytes) -> tuple[int, ...]:
@@ -463,11 +448,7 @@ def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS, page: int 
     """Layout of a page of a TIFF or BigTIFF.
 
     After each page come the directories that its SubIFDs name: levels of a pyramid, usually.
-
-    Raises
-    ------
-    BadImage
-        If its directory is truncated, or there is no such page.
+    `BadImage` is raised if its directory is truncated, or there is no such page.
     """
     return as_open_tiff(data).layout(page, wanted)
 
@@ -482,13 +463,13 @@ def as_open_tiff(data: LazyBytes) -> OpenTiff:
     return data if isinstance(data, OpenTiff) else OpenTiff(data)
 
 
-def is_smaller_whole(data: LazyBytes, page: int, regions: Sequence[Region]) -> bool:
-    """True if a page is decoded sooner than all these regions of it, and nearly as little read."""
+def is_smaller_whole(data: LazyBytes, parts: Sequence[Part]) -> bool:
+    """True if a page is decoded sooner than all these parts of it, and hardly more is read."""
     with suppress(BadImage):
-        layout = read_layout(data, page=page)
-        parts = [layout.cut(data, region) for region in regions]
-        if prod(layout.shape) < sum(prod(part.held[2:4]) for part in parts):
-            read = merge(itertools.chain.from_iterable(part.ranges for part in parts))
+        layout = read_layout(data, page=parts[0].page)
+        cuts = [layout.cut(data, part.region.inside(part.shape)) for part in parts]
+        if prod(layout.shape) < sum(prod(cut.held[2:4]) for cut in cuts):
+            read = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
             sizes = [sum(b - a for a, b in some) for some in (read, layout.cut(data, None).ranges)]
             return sizes[1] <= 1.1 * sizes[0]
     return False
