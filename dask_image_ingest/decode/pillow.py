@@ -149,7 +149,7 @@ def decode_parts(
     """Decode regions of a page of this upright shape, black where they reach beyond it.
 
     Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
-    and is not kept: results are copies. Of a TIFF, for one region only its strips or tiles are.
+    and is not kept: results are copies. Of a TIFF, one region is decoded as by `decode_region`.
     """
     inside = [region.inside(shape) for region in regions]
     is_tiff = image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff"
