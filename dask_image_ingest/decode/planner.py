@@ -30,7 +30,7 @@ from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.formats.tiff import is_smaller_whole
+from dask_image_ingest.decode.formats.tiff import are_joined
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
@@ -330,8 +330,7 @@ class BatchPlanner:
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
             parts = [part for part in map(self.images.part, rows) if part is not None]
-            is_small = math.prod(parts[0].shape) <= self.decoding.max_pixels
-            return is_small and is_smaller_whole(self.images.read(rows[0]), parts)
+            return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
         if self.decoding.by_pillow or header.needs_pillow:
             return True
         data = self.images.read(rows[0])

@@ -463,15 +463,20 @@ def as_open_tiff(data: LazyBytes) -> OpenTiff:
     return data if isinstance(data, OpenTiff) else OpenTiff(data)
 
 
-def is_smaller_whole(data: LazyBytes, parts: Sequence[Part]) -> bool:
-    """True if a page is decoded sooner than all these parts of it, and hardly more is read."""
+def are_joined(data: LazyBytes, parts: Sequence[Part], max_pixels: int) -> bool:
+    """True if one decode of what is around parts of a page takes less than one of each part.
+
+    Not where it would read much more, or hold more pixels than ``max_pixels``.
+    """
     with suppress(BadImage):
         layout = read_layout(data, page=parts[0].page)
-        cuts = [layout.cut(data, part.region.inside(part.shape)) for part in parts]
-        if prod(layout.shape) < sum(prod(cut.held[2:4]) for cut in cuts):
-            read = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
-            sizes = [sum(b - a for a, b in some) for some in (read, layout.cut(data, None).ranges)]
-            return sizes[1] <= 1.1 * sizes[0]
+        regions = [part.region.inside(part.shape) for part in parts]
+        cuts = [layout.cut(data, region) for region in regions]
+        around = layout.cut(data, Region.around(regions))
+        if prod(around.held[2:4]) < min(max_pixels, sum(prod(cut.held[2:4]) for cut in cuts)):
+            of_each = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
+            read = [sum(stop - start for start, stop in some) for some in (of_each, around.ranges)]
+            return read[1] <= 1.1 * read[0]
     return False
 
 
