@@ -30,7 +30,7 @@ from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.formats.tiff import is_smaller_whole
+from dask_image_ingest.decode.formats.tiff import are_joined
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
@@ -329,7 +329,8 @@ class BatchPlanner:
         """True if the picture of these rows is decoded once, rather than the region of each."""
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
-            return self._is_smaller_whole(rows)
+            parts = [part for part in map(self.images.part, rows) if part is not None]
+            return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
         if self.decoding.by_pillow or header.needs_pillow:
             return True
         data = self.images.read(rows[0])
@@ -343,14 +344,6 @@ class BatchPlanner:
         regions = [part.region.inside(part.shape) for part in parts]
         around = _cost(Region.around(regions), parts[0].shape)
         return sum(_cost(region, parts[0].shape) for region in regions) > around
-
-    def _is_smaller_whole(self, rows: list[int]) -> bool:
-        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
-        parts = [part for part in map(self.images.part, rows) if part is not None]
-        page, shape = parts[0].page, parts[0].shape
-        regions = [part.region.inside(shape) for part in parts]
-        is_small = math.prod(shape) <= self.decoding.max_pixels
-        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
 
     def _around(self, rows: list[int]) -> Region | None:
         """What to decode for some rows of a picture, or one; None for all of it."""
@@ -412,10 +405,9 @@ def _warn_of_pages(image: Origin) -> None:
     folder = image.shard.rpartition("/")[0]
     if folder not in _warned_folders:
         _warned_folders.add(folder)
-        where = f"{image.shard}: " if image.shard else ""
         warn_user(
-            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
-            "a row of every page, read with decode=False and call images.pages() of the frame"
+            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+            "For a row of every page, read with decode=False and call images.pages() of the frame"
         )
 
 
