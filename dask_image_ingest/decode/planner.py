@@ -24,6 +24,7 @@ from dask_image_ingest.decode.dali import (
     current_device,
     decode_pool,
     decode_threads,
+    has_dali,
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -212,6 +213,7 @@ class BatchPlanner:
             # Its memory is a hard limit, and the number of threads does not matter there.
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
         self._min_images = 2 * decode_threads()
+        self._by_pillow = decoding.by_pillow or (decoding.device == "cpu" and not has_dali())
         formats = Counter(header.format for header in images.headers if not header.needs_pillow)
         self._dali_formats: set[str | None] = {"jpeg"}
         # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
@@ -275,7 +277,7 @@ class BatchPlanner:
     def _assign(self, row: int, header: Header, batch: Batch) -> int:
         """Assign an image to its decoder; the bytes that the batch now holds of it."""
         data = self.images.read(row)
-        encoded = None if self.decoding.by_pillow else self._for_dali(header, data)
+        encoded = None if self._by_pillow else self._for_dali(header, data)
         if encoded is None:
             self._submit(row, data, batch)
         else:
