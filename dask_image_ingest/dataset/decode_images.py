@@ -26,6 +26,7 @@ from dask_image_ingest.dataset.references.make_references import (
     references_of_locations,
     with_encoded,
 )
+from dask_image_ingest.dataset.references.parts import check_box, cut_boxes, with_boxes
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.annotations import (
     BoxFormat,
@@ -33,12 +34,13 @@ from dask_image_ingest.dataset.schema.annotations import (
     check_annotations,
     parse_annotations,
 )
-from dask_image_ingest.dataset.schema.columns import image_field, region_field
+from dask_image_ingest.dataset.schema.columns import image_field, part_names, region_field
 from dask_image_ingest.decode import (
     MAX_PIXELS,
     Augment,
     Interpolation,
     Mode,
+    Outside,
     Resize,
     make_decode_spec,
 )
@@ -55,6 +57,9 @@ def decode_images(
     frame: Frame,
     *,
     image: str | Sequence[str] | Mapping[str, str] | None = None,
+    box: str | None = None,
+    margin: float = 0.0,
+    outside: Outside = "clip",
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     interpolation: Interpolation = "bilinear",
@@ -95,6 +100,18 @@ def decode_images(
         in Hugging Face tables. Rows without bytes are ``missing``: a path alone is not opened. The
         images take its place, or with a mapping, ``{"image": "jpg"}``, are a new column. To decode
         several columns with different options, call the function once for each.
+    box
+        Column with four numbers in each row: only this part of each picture is decoded. Make a row
+        of each box by ``frame.explode``. ``box_format`` and ``coordinates`` apply, in pixels of the
+        upright picture; edges are rounded as Pillow's ``crop`` does. A reference that has a part
+        already, such as a tile, gets the box in that part. A box that is null, or has no area, has
+        the error ``box``.
+    margin
+        Share of its own width and height by which a box grows on each side.
+    outside
+        What becomes of a part that reaches beyond its picture: ``"clip"`` cuts it off, ``"pad"``
+        makes black pixels, and with ``"error"`` the row has the error ``box``, as it always has if
+        the part lies outside altogether.
     size, resize, interpolation, crop_from, augment
         As for :func:`read_webdataset_images`.
     boxes, box_format, box_labels, min_visibility, points, coordinates
@@ -150,6 +167,7 @@ def decode_images(
         check_encoded(meta, encoded)
     elif not references:
         _check_locations(meta)
+    check_box(meta, box, margin)
     check_choice("errors", errors, ("null", "raise", "drop"))
     storage_options = check_storage_options(storage_options)
     storage_options = with_pipes_allowed(storage_options, allow_pipes)
@@ -164,6 +182,7 @@ def decode_images(
         transform=transform,
         max_pixels=max_pixels,
         view=view,
+        outside=outside,
     )
     annotations = parse_annotations(
         boxes, box_format, box_labels, min_visibility, points, coordinates
@@ -173,6 +192,7 @@ def decode_images(
         schema = backend_of(meta).to_arrow(meta[known]).schema
         types = dict(zip(schema.names, schema.types, strict=True))
         check_annotations(annotations, types, decoding)
+    names = tuple(references or (into,))
     images = tuple(
         ColumnDecode(
             name,
@@ -182,20 +202,25 @@ def decode_images(
             storage_options,
             region=region_field(name) if decoding.is_placed_at_random else None,
             annotations=None if number else annotations,
+            part=() if box is None else part_names(name, meta.columns, [name] == references[:1]),
         )
-        for number, name in enumerate(references or (into,))
+        for number, name in enumerate(names)
     )
     if not lazy:
         if encoded is not None:
             frame = with_encoded(frame, encoded, into, images[0].error)
         elif not references:
             frame = add_references(frame, into, images[0].error)
+        if box is not None:
+            frame = with_boxes(frame, names, box, box_format, margin, coordinates)
         return decode_partition(frame, images, error_filter(errors))
     rows = frame.expr
     if encoded is not None:
         rows = carry_images(rows, encoded, into, images[0].error)
     elif not references:
         rows = point_to_images(rows, into, images[0].error)
+    if box is not None:
+        rows = cut_boxes(rows, names, box, box_format, margin, coordinates)
     return new_collection(Decode(rows, images, error_filter(errors)))
 
 

@@ -34,6 +34,7 @@ from dask_image_ingest.frames.backend import (
 from dask_image_ingest.frames.choose import (
     backend_of,
     choose_backend,
+    converted,
     get_backend,
     image_column,
     image_columns,
@@ -80,6 +81,7 @@ __all__ = [
     "backend_of",
     "bytes_of",
     "choose_backend",
+    "converted",
     "encoded_memory",
     "get_backend",
     "gpus",
