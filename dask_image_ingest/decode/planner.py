@@ -324,7 +324,7 @@ class BatchPlanner:
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
             return len(rows) > 1 and self._is_smaller_whole(rows)
-        if self.decoding.by_pillow or header.needs_pillow:
+        if self._by_pillow or header.needs_pillow:
             return True
         if _is_16_bit(header.format, self.images.read(rows[0])):
             return False

@@ -17,6 +17,9 @@ from faulty_server import serving
 
 REPOSITORY = "org/photos"
 
+# All have the same files.
+REVISION = "(?:main|v1|refs%2Fpr%2F1)"
+
 
 @dataclass
 class Hub:
@@ -93,8 +96,8 @@ class _Hub(_Handler):
             hub.counts["without token"] += 1
             return self.send(401)
         api = re.fullmatch(rf"/api/datasets/{REPOSITORY}(/revision/[^/]+)?", parts.path)
-        tree = re.fullmatch(rf"/api/datasets/{REPOSITORY}/tree/main/?(.*)", parts.path)
-        file = re.fullmatch(rf"/datasets/{REPOSITORY}/resolve/main/(.*)", parts.path)
+        tree = re.fullmatch(rf"/api/datasets/{REPOSITORY}/tree/{REVISION}/?(.*)", parts.path)
+        file = re.fullmatch(rf"/datasets/{REPOSITORY}/resolve/{REVISION}/(.*)", parts.path)
         if api:
             hub.counts["repository"] += 1
             return self.json({"id": REPOSITORY, "sha": "0" * 40})

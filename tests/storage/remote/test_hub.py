@@ -30,10 +30,12 @@ def files(folder: Path) -> dict[str, bytes]:
     return {f"train/{path.name}": path.read_bytes() for path in folder.iterdir()}
 
 
-def test_shards_on_the_hub_are_read_and_the_token_is_sent_to_the_hub_alone(folder):
+@pytest.mark.parametrize("revision", ["", "@v1", "@refs/pr/1"])
+def test_shards_on_the_hub_are_read_and_the_token_is_sent_to_the_hub_alone(folder, revision):
     local = dii.read_webdataset_images(folder / "*.tar", size=32).compute()
+    url = URL.replace(REPOSITORY, REPOSITORY + revision)
     with hub_server(files(folder)) as hub:
-        read = dii.read_webdataset_images(URL, size=32, storage_options=hub.options).compute()
+        read = dii.read_webdataset_images(url, size=32, storage_options=hub.options).compute()
     assert hub.counts["storage"] > 0
     assert hub.counts["token to the storage"] == hub.counts["without token"] == 0
     assert read["__key__"].tolist() == local["__key__"].tolist()
@@ -44,12 +46,26 @@ def test_shards_on_the_hub_are_read_and_the_token_is_sent_to_the_hub_alone(folde
 def test_rows_after_a_filter_ask_the_hub_once_for_each_shard(folder):
     with hub_server(files(folder)) as hub:
         ddf = dii.read_webdataset_images(URL, storage_options=hub.options)
+        # Whether the repository exists, the folder, and the one that it is in.
+        assert (hub.counts["repository"], hub.counts["listing"]) == (1, 2)
         rows = ddf[["__key__", "__url__", "offset", "nbytes"]].compute()
         hub.counts.clear()
         decoded = dii.decode_images(rows.iloc[::2], size=32, storage_options=hub.options)
     assert decoded.error.isna().all()
     assert hub.counts["file"] == 3
     assert hub.counts["listing"] == hub.counts["repository"] == 0
+
+
+def test_an_index_of_the_hubs_own_versions_opens_no_shard(folder, tmp_path):
+    shards = {name: data for name, data in files(folder).items() if name.endswith(".tar")}
+    with hub_server(shards) as hub:
+        options = {"storage_options": hub.options}
+        dii.write_index(URL, folder=tmp_path / "index", combined=True, **options)
+        hub.files["train/_index.parquet"] = (tmp_path / "index" / "_index.parquet").read_bytes()
+        ddf = dii.read_webdataset_images(URL, **options)
+        hub.counts.clear()
+        assert len(ddf) == 24
+        assert hub.counts["file"] <= 1
 
 
 def test_an_address_that_expires_is_asked_for_again(folder):
