@@ -32,7 +32,7 @@ from dask_image_ingest.decode.dali import (
     raise_gpu_failure,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.errors import ArgumentError, FunctionError, MissingDependencyError
 from dask_image_ingest.typedefs import ImageBatch, TensorList
 from dask_image_ingest.url_secrets import error_text, url_identity
 from dask_image_ingest.user_functions import refuse_other_code
@@ -193,7 +193,7 @@ class Transform:
         with self._build_lock:
             try:
                 pipeline.build()
-            except (ArgumentError, FunctionError):
+            except (ArgumentError, FunctionError, MissingDependencyError):
                 raise
             except Exception as error:
                 raise _function_error(first, error) from error

@@ -43,6 +43,7 @@ from dask_image_ingest.dataset.references import (
     last_decode,
     persist_moves,
     reads_remote,
+    rows_on_host,
     unindexed_remote,
     with_bad_rows,
     with_draw,
@@ -478,7 +479,7 @@ class ReferenceSource(LazySource):
     """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
-        super().__init__(new_collection(decode.rows_on_host), image)
+        super().__init__(new_collection(rows_on_host(decode.rows)), image)
         self._backend = backend_of(decode.rows._meta)  # of what is decoded
         self._last = decode
         # A cluster's workers fetch what they decode.
