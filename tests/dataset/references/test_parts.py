@@ -76,7 +76,7 @@ def photographs(random, count):
         yield kind, insert_after_soi(data, orientation)
 
 
-@pytest.mark.rounds(1, nightly=40)
+@pytest.mark.rounds(1, nightly=45)
 def test_a_box_has_the_pixels_of_pillows_crop(seed):
     random = np.random.default_rng(seed)
     images = [*photographs(random, 24)]
