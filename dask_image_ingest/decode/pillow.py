@@ -155,16 +155,11 @@ def decode_parts(
     """Decode regions of a page of this upright shape, black where they reach beyond it.
 
     Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
-    and is not kept: results are copies. Of a TIFF, one region is decoded as by `decode_region`.
+    and is not kept: results are copies. Of a TIFF, what is around the regions is decoded.
     """
-    if len(regions) == 1:
-        (region,), inside = regions, regions[0].inside(shape)
-        pixels = decode_region(data, mode, max_pixels, inside, page)
-        return [region.shifted(-inside.top, -inside.left).of(pixels).copy()]
-    image = decode_with_pillow(data, mode, max_pixels, page)
-    if image.shape[:2] != shape:
-        raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return [region.of(image).copy() for region in regions]
+    around = Region.around([region.inside(shape) for region in regions])
+    image = decode_region(data, mode, max_pixels, around, page)
+    return [region.shifted(-around.top, -around.left).of(image).copy() for region in regions]
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
@@ -368,15 +363,16 @@ def _decode_tiff(
     if header.error is not None:
         raise BadImage.of(header.error)
     part = layout.cut(data, region)
-    height, width = part.shape
+    height, width = part.held[2:4]
     if height * width > max_pixels:
         held = f"its strips or tiles there hold {width} x {height} pixels"
         raise BadImage("too-large", f"{held}, more than max_pixels={max_pixels:,}")
     with pillow_errors():
         pixels = _tiff(data, mode, layout, part)
-    if pixels.shape[:2] != part.shape:
+    if pixels.shape[:2] != (height, width):
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return np.require(upright(part.of(pixels), header.orientation), requirements=["C", "W"])
+    pixels = part.part.shifted(-part.held.top, -part.held.left).of(pixels)
+    return np.require(upright(pixels, header.orientation), requirements=["C", "W"])
 
 
 def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:

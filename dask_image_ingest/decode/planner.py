@@ -24,13 +24,14 @@ from dask_image_ingest.decode.dali import (
     current_device,
     decode_pool,
     decode_threads,
+    has_dali,
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.formats.tiff import is_smaller_whole
+from dask_image_ingest.decode.formats.tiff import are_joined
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
@@ -221,6 +222,7 @@ class BatchPlanner:
             # Its memory is a hard limit, and the number of threads does not matter there.
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
         self._min_images = 2 * decode_threads()
+        self._by_pillow = decoding.by_pillow or (decoding.device == "cpu" and not has_dali())
         formats = Counter(header.format for header in images.headers if not header.needs_pillow)
         self._dali_formats: set[str | None] = {"jpeg"}
         # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
@@ -308,7 +310,7 @@ class BatchPlanner:
             return 0
         rows = self._rows_of.get(row, [row])
         data = self.images.read(row)
-        encoded = None if self.decoding.by_pillow else self._for_dali(row, data)
+        encoded = None if self._by_pillow else self._for_dali(row, data)
         if encoded is None:
             self._submit(rows, data, batch)
         else:
@@ -333,8 +335,9 @@ class BatchPlanner:
         """True if the picture of these rows is decoded once, rather than the region of each."""
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
-            return self._is_smaller_whole(rows)
-        if self.decoding.by_pillow or header.needs_pillow:
+            parts = [part for part in map(self.images.part, rows) if part is not None]
+            return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
+        if self._by_pillow or header.needs_pillow:
             return True
         data = self.images.read(rows[0])
         if header.format not in self._dali_formats and not _is_16_bit(header.format, data):
@@ -347,14 +350,6 @@ class BatchPlanner:
         regions = [part.region.inside(part.shape) for part in parts]
         around = _cost(Region.around(regions), parts[0].shape)
         return sum(_cost(region, parts[0].shape) for region in regions) > around
-
-    def _is_smaller_whole(self, rows: list[int]) -> bool:
-        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
-        parts = [part for part in map(self.images.part, rows) if part is not None]
-        page, shape = parts[0].page, parts[0].shape
-        regions = [part.region.inside(shape) for part in parts]
-        is_small = math.prod(shape) <= self.decoding.max_pixels
-        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
 
     def _around(self, rows: list[int]) -> Region | None:
         """What to decode for some rows of a picture, or one; None for all of it."""
@@ -416,10 +411,9 @@ def _warn_of_pages(image: Origin) -> None:
     folder = image.shard.rpartition("/")[0]
     if folder not in _warned_folders:
         _warned_folders.add(folder)
-        where = f"{image.shard}: " if image.shard else ""
         warn_user(
-            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
-            "a row of every page, read with decode=False and call images.pages() of the frame"
+            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+            "For a row of every page, read with decode=False and call images.pages() of the frame"
         )
 
 
