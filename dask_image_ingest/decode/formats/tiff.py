@@ -471,9 +471,11 @@ def are_joined(data: LazyBytes, parts: Sequence[Part], max_pixels: int) -> bool:
     with suppress(BadImage):
         layout = read_layout(data, page=parts[0].page)
         regions = [part.region.inside(part.shape) for part in parts]
-        cuts = [layout.cut(data, region) for region in regions]
         around = layout.cut(data, Region.around(regions))
-        if prod(around.held[2:4]) < min(max_pixels, sum(prod(cut.held[2:4]) for cut in cuts)):
+        if (pixels := prod(around.held[2:4])) > max_pixels:
+            return False
+        cuts = [layout.cut(data, region) for region in regions]
+        if pixels < sum(prod(cut.held[2:4]) for cut in cuts):
             of_each = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
             read = [sum(stop - start for start, stop in some) for some in (of_each, around.ranges)]
             return read[1] <= 1.1 * read[0]
