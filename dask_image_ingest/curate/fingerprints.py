@@ -343,9 +343,8 @@ def _digest(*parts: Any) -> str:
 
 def _part_digest(digest: str, reference: ImageReference) -> str:
     """The digest of a part of an image, by that of its bytes; of all of it, that one."""
-    part = reference.page or 0, reference.top, reference.left, reference.height, reference.width
     is_whole = not reference.page and reference.top is None
-    return digest if is_whole else _digest(repr((digest, *part, reference.in_shares)).encode())
+    return digest if is_whole else _digest(repr((digest, reference.part)).encode())
 
 
 def _hexadecimal(hashes: Array, backend: Backend) -> list[str]:
