@@ -4,8 +4,8 @@
 
 Boxes: 24 synthetic photographs of 3 and of 12 megapixels as JPEG, 1 and 8 boxes of 256 x 256 each.
 By hand: simplejpeg decodes each picture once, and boxes are sliced; or DALI decodes each box.
-Tiles: a TIFF of 4096 x 4096 in tiles of 256, compressed by deflate; by hand: tifffile decodes all of
-it, or a segment for each tile. Rows: a million boxes and a million tiles of 10,000 pictures that
+Tiles: a TIFF of 4096 x 4096 in tiles of 256, compressed by deflate; by hand: tifffile decodes all
+of it, or a segment for each tile. Rows: a million boxes and a million tiles of 10,000 pictures that
 have a header, and no pixels to decode.
 
 Each way is a process of its own, after one call with a small picture: seconds of the processor, the

@@ -311,7 +311,7 @@ def _materialized(images: ImageBatch) -> ImageBatch:
         return images
     if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):
         return images
-    return list(decode_pool().map(np.asarray, images))
+    return list(decode_pool().map(np.ascontiguousarray, images))  # DALI takes no views
 
 
 def decode_in_parts(

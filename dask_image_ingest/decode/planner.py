@@ -24,6 +24,7 @@ from dask_image_ingest.decode.dali import (
     current_device,
     decode_pool,
     decode_threads,
+    has_dali,
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
@@ -221,6 +222,7 @@ class BatchPlanner:
             # Its memory is a hard limit, and the number of threads does not matter there.
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
         self._min_images = 2 * decode_threads()
+        self._by_pillow = decoding.by_pillow or (decoding.device == "cpu" and not has_dali())
         formats = Counter(header.format for header in images.headers if not header.needs_pillow)
         self._dali_formats: set[str | None] = {"jpeg"}
         # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
@@ -304,7 +306,7 @@ class BatchPlanner:
             return 0
         rows = self._rows_of.get(row, [row])
         data = self.images.read(row)
-        encoded = None if self.decoding.by_pillow else self._for_dali(row, data)
+        encoded = None if self._by_pillow else self._for_dali(row, data)
         if encoded is None:
             self._submit(rows, data, batch)
         else:
@@ -331,7 +333,7 @@ class BatchPlanner:
         if header.format == "tiff":
             parts = [part for part in map(self.images.part, rows) if part is not None]
             return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
-        if self.decoding.by_pillow or header.needs_pillow:
+        if self._by_pillow or header.needs_pillow:
             return True
         data = self.images.read(rows[0])
         if header.format not in self._dali_formats and not _is_16_bit(header.format, data):
