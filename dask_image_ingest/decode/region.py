@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dask_image_ingest.decode.formats.stored import SWAPPED
+
 
 class Region(NamedTuple):
     """Part of an upright image, in pixels; that of a part may reach beyond the image."""
@@ -53,6 +55,17 @@ class Region(NamedTuple):
     def shifted(self, down: int, across: int) -> Region:
         """The region so many pixels further."""
         return self._replace(top=self.top + down, left=self.left + across)
+
+    def stored(self, shape: tuple[int, int], orientation: int) -> Region:
+        """The region before EXIF orientation, of an image of this height and width after it."""
+        top, left, height, width = self[:4]
+        if orientation in (3, 4, 7, 8):
+            top = shape[0] - top - height
+        if orientation in (2, 3, 6, 7):
+            left = shape[1] - left - width
+        if orientation in SWAPPED:
+            return Region(left, top, width, height)
+        return Region(top, left, height, width)
 
 
 class Part(NamedTuple):
