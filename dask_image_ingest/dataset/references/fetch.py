@@ -48,7 +48,6 @@ from dask_image_ingest.frames import (
 from dask_image_ingest.storage import (
     SIGNATURE_BYTES,
     ByteReader,
-    Range,
     Shard,
     image_format,
     open_file,
@@ -214,6 +213,7 @@ def fetch(
     numbers = [pictures.setdefault(one.picture, len(pictures)) for one in references]
     fetched = (fetch_bytes or fetch_encoded)(list(pictures), storage_options)
     pages: dict[tuple[int, int | None], Header] = {}
+    needed: dict[ByteReader, list[tuple[OpenTiff, Part]]] = {}
     headers: list[Header] = []
     parts: list[Part | None] = []
     for reference, number in zip(references, numbers, strict=True):
@@ -224,26 +224,15 @@ def fetch(
             pages[number, page] = header
         if reference.has_part:
             header, part = resolve(reference, number, header, decoding)
+            if part and isinstance(data, OpenTiff) and isinstance(data.content, ByteReader):
+                needed.setdefault(data.content, []).append((data, part))
         headers.append(header)
         parts.append(part)
-    _prefetch_parts(fetched, parts)
+    for content, of_shard in needed.items():
+        # All that the parts need, at once; a local shard does not ask what.
+        content.prefetch((place for tiff, part in of_shard for place in tiff.ranges(part)), _GAP)
     found = [None if isinstance(data, Header) else data for data in fetched]
     return headers, [found[number] for number in numbers], parts
-
-
-def _prefetch_parts(fetched: Sequence[Fetched], parts: Sequence[Part | None]) -> None:
-    """Prefetch what the parts need of TIFFs in remote shards."""
-    ranges: dict[ByteReader, list[Range]] = {}
-    for part in parts:
-        tiff = None if part is None else fetched[part.picture]
-        if part is None or not isinstance(tiff, OpenTiff):
-            continue
-        content = tiff.content
-        if isinstance(content, ByteReader) and content.is_remote:
-            needed = tiff.ranges(part.page, part.region.inside(part.shape))
-            ranges.setdefault(content, []).extend(needed)
-    for content, of_shard in ranges.items():
-        content.prefetch(of_shard, _GAP)
 
 
 def fetch_encoded(
