@@ -201,7 +201,7 @@ def stored_files(
     fetched = fetch_encoded(wanted, storage_options)
     files: list[bytes | None] = [None] * len(references_or_none)
     for row, file in zip(rows, fetched, strict=True):
-        files[row] = None if isinstance(file, Header) else bytes(file)
+        files[row] = None if isinstance(file, Header) else bytes(file[:])
     return files
 
 
