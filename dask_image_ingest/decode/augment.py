@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -49,15 +49,7 @@ UNCHANGED: Final = Step("Identity")
 
 
 class PixelAugment:
-    """Random augmentation of decoded pixels, which follows the crop and the resize.
-
-    Attributes
-    ----------
-    operations : frozenset of str
-        Operations of its steps; ``Identity`` may be one of them in any case.
-    """
-
-    operations: ClassVar[frozenset[str]]
+    """Random augmentation of decoded pixels, which follows the crop and the resize."""
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
         """Steps for an image of this height and width, from random numbers of [0, 1)."""
@@ -84,8 +76,6 @@ class RandomHorizontalFlip(PixelAugment):
     """
 
     p: float = 0.5
-
-    operations: ClassVar = frozenset({"Flip"})
 
     def __post_init__(self) -> None:
         set_probability(self, "p")
@@ -132,8 +122,6 @@ class ColorJitter(PixelAugment):
     contrast: Range = 0
     saturation: Range = 0
     hue: Range = 0
-
-    operations: ClassVar = frozenset(operation for _, operation, *_ in _JITTER)
 
     def __post_init__(self) -> None:
         for name, _, least, unchanged, most in _JITTER:
@@ -190,8 +178,6 @@ class RandomErasing(PixelAugment):
     ratio: tuple[float, float] = (0.3, 3.3)
     value: int | tuple[int, int, int] = 0
 
-    operations: ClassVar = frozenset({"Erase"})
-
     def __post_init__(self) -> None:
         set_probability(self, "p")
         set_range(self, "scale", 1)
@@ -233,8 +219,6 @@ class Operations(PixelAugment):
 
     interpolation: Literal["nearest", "bilinear"]
     fill: int
-
-    operations: ClassVar = frozenset({"Affine", "Invert", *_RAND_AUGMENT} - {*_MOVED})
 
     def __post_init__(self) -> None:
         check_choice("interpolation", self.interpolation, ("nearest", "bilinear"))
@@ -443,8 +427,7 @@ def draw_steps(
 ) -> list[list[Step]]:
     """The steps of each augmentation for a decoded image: a function of its shape and origin.
 
-    An augmentation draws as many steps for each image. Its numbers depend on no other augmentation,
-    unless one of the same class precedes it.
+    The numbers of an augmentation depend on no other one, unless one of the same class precedes it.
     """
     drawn, seen = [], list[str]()
     for augment in augments:

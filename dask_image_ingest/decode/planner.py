@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.augment_pixels import PixelAugments
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, shapes_of
+from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, shapes_of
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     DaliDecoder,
@@ -27,12 +27,15 @@ from dask_image_ingest.decode.dali import (
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.pillow import decode_region
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.formats.tiff import is_smaller_whole
+from dask_image_ingest.decode.pillow import decode_parts, decode_region
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
+from dask_image_ingest.errors import warn_user
+from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.typedefs import ImageBatch
 
 # Sets of options that queries use at the same time.
@@ -157,6 +160,9 @@ _SAMPLED = 64
 # Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
 
+# Time that libjpeg takes for what lies above a region's end, as a share of the decode of as much.
+_COST_ABOVE = 0.25
+
 # Small on a CPU, so that decoding starts early and the next images are checked meanwhile.
 _FIRST_BATCH = {"cpu": 64, "gpu": BATCH_SIZE}
 
@@ -218,14 +224,20 @@ class BatchPlanner:
         if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
+        # Images of the pictures that are decoded once and in full for several rows.
+        self._sliced: dict[int, Future[Any]] = {}
+        self._together = {} if images.parts is None else self._pictures_in_full()
 
     def decoders(self) -> DecoderSet:
         """The decoders of this process for these images."""
         if self.decoding.device == "cpu":
             return decoders_for(self.decoding)
-        headers = self.images.headers[:: max(1, len(self.images) // _SAMPLED)]
-        largest = _batch_of(self._max_bytes, [self._nbytes(header, None) for header in headers])
-        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(header) for header in headers])
+        rows = range(0, len(self.images), max(1, len(self.images) // _SAMPLED))
+        headers = [self.images.headers[row] for row in rows]
+        parts = map(self.images.part, rows)
+        sizes = [self._nbytes(*image, None) for image in zip(headers, parts, strict=True)]
+        largest = _batch_of(self._max_bytes, sizes)
+        piece = _batch_of(_PIECE_BYTES, list(map(self.decoding.nbytes, headers)))
         decoders = decoders_for(self.decoding, largest)
         decoders.expect(min(largest, max(piece, len(self.images))))
         return decoders
@@ -245,7 +257,7 @@ class BatchPlanner:
         batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self.decoding.device]
         for row, header in enumerate(self.images.headers):
             region = self._region(row, header)
-            size, images = self._nbytes(header, region), batch.images
+            size, images = self._nbytes(header, self.images.part(row), region), batch.images
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
             if images >= max_images or (images > 0 and nbytes + size > max_bytes):
                 yield batch
@@ -264,6 +276,11 @@ class BatchPlanner:
         self._submit(row, self.images.read(row), batch)
 
     def _submit(self, row: int, data: bytes | memoryview, batch: Batch) -> None:
+        if self.images.part(row) is not None:
+            batch.by_pillow[row] = self._slice([row])[row]
+            return
+        if has_several_pages(data, self.images.headers[row].format):
+            _warn_of_pages(self.images.origin(row))
         batch.by_pillow[row] = decode_pool().submit(
             decode_region,
             data,
@@ -274,18 +291,80 @@ class BatchPlanner:
 
     def _assign(self, row: int, header: Header, batch: Batch) -> int:
         """Assign an image to its decoder; the bytes that the batch now holds of it."""
+        if row in self._together:
+            self._sliced |= self._slice(self._together.pop(row))
+        if row in self._sliced:
+            batch.by_pillow[row] = self._sliced.pop(row)
+            return 0
         data = self.images.read(row)
-        encoded = None if self.decoding.by_pillow else self._for_dali(header, data)
+        encoded = None if self.decoding.by_pillow else self._for_dali(row, data)
         if encoded is None:
             self._submit(row, data, batch)
         else:
             region = batch.regions.get(row)
             batch.dali_rows.append(row)
+            if region is not None and (part := self.images.part(row)) is not None:
+                region = region if self.decoding.device == "gpu" else region.inside(part.shape)
             batch.encoded.append(encoded if region is None else (encoded, region))
-        return len(data)
+        return len(data) if self.images.part(row) is None else 0  # those of parts are shared
 
-    def _for_dali(self, header: Header, data: bytes | memoryview) -> np.ndarray | None:
+    def _pictures_in_full(self) -> dict[int, list[int]]:
+        """First row → all rows of each picture that is decoded once, and in full."""
+        pictures: dict[tuple[int, int], list[int]] = {}
+        for row, header in enumerate(self.images.headers):
+            part = self.images.part(row)
+            if part is not None and header.error is None:
+                pictures.setdefault((part.picture, part.page), []).append(row)
+        return {rows[0]: rows for rows in pictures.values() if self._is_for_slices(rows)}
+
+    def _is_for_slices(self, rows: list[int]) -> bool:
+        """True if a picture is decoded in full, rather than the regions of these rows."""
+        header = self.images.headers[rows[0]]
+        if header.format == "tiff":
+            return len(rows) > 1 and self._is_smaller_whole(rows)
+        if self.decoding.by_pillow or header.needs_pillow:
+            return True
+        if _is_16_bit(header.format, self.images.read(rows[0])):
+            return False
+        if self.decoding.device == "gpu":
+            return header.format not in self._dali_formats
+        if header.format != "jpeg":
+            return True
+        cost = 0.0
+        for part in map(self.images.part, rows):
+            if part is not None:
+                (height, width), region = part.shape, part.region
+                cost += _COST_ABOVE * (region.top + region.height) / height
+                cost += region.height * region.width / (height * width)
+        return len(rows) > 1 and cost > 1
+
+    def _is_smaller_whole(self, rows: list[int]) -> bool:
+        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
+        parts = [part for part in map(self.images.part, rows) if part is not None]
+        page, shape = parts[0].page, parts[0].shape
+        regions = [part.region.inside(shape) for part in parts]
+        is_small = math.prod(shape) <= self.decoding.max_pixels
+        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
+
+    def _slice(self, rows: list[int]) -> dict[int, Future[Any]]:
+        """Start to decode the picture of these rows once; the image of each row."""
+        part = self.images.part(rows[0])
+        assert part is not None
+        wanted = [self._region(row, self.images.headers[row]) for row in rows]
+        images = {row: Future[Any]() for row in rows}
+        decode_pool().submit(
+            _decode_sliced,
+            self.images.read(rows[0]),
+            self.decoding,
+            part,
+            [region for region in wanted if region is not None],
+            [*images.values()],
+        )
+        return images
+
+    def _for_dali(self, row: int, data: bytes | memoryview) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""
+        header, part = self.images.headers[row], self.images.part(row)
         chosen = header.format in self._dali_formats or _is_16_bit(header.format, data)
         if not chosen or header.needs_pillow:
             return None
@@ -297,7 +376,8 @@ class BatchPlanner:
         shape = parsed_shape(encoded)
         if shape is None:
             return None
-        if self.decoding.takes_regions and {*shape} != {header.height, header.width}:
+        expected = (header.height, header.width) if part is None else part.shape
+        if self.decoding.takes_regions and {*shape} != {*expected}:
             return None  # of an image of another size, the region is another one
         return encoded
 
@@ -305,26 +385,63 @@ class BatchPlanner:
         """The region of a row to decode; None for all of it."""
         if self.decoding.augment is None and not self.decoding.takes_regions:
             return None
-        return self.decoding.region(header, functools.partial(self.images.origin, row))
+        origin = functools.partial(self.images.origin, row)
+        return self.decoding.region(header, origin, self.images.part(row))
 
-    def _nbytes(self, header: Header, region: Region | None) -> int:
+    def _nbytes(self, header: Header, part: Part | None, region: Region | None) -> int:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
-        in_full = header.height * header.width * self.decoding.bytes_per_pixel(header)
+        on_gpu = self.decoding.device == "gpu"
+        height, width = part.shape if on_gpu and part else (header.height, header.width)
+        in_full = height * width * self.decoding.bytes_per_pixel(header)
         resized = self.decoding.nbytes(header)
-        if region is not None and not self.decoding.scaled and self.decoding.device == "cpu":
-            in_full = in_full * region.height * region.width // (header.height * header.width)
+        if region is not None and not self.decoding.scaled and not on_gpu:
+            in_full = in_full * region.height * region.width // (height * width)
         elif self.decoding.scaled and region is None and header.format == "jpeg":
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
 
 
+# Folders of shards with files of several pages that were warned about: once per process.
+_warned_folders: set[str] = set()
+
+
+def _warn_of_pages(image: Origin) -> None:
+    folder = image.shard.rpartition("/")[0]
+    if folder not in _warned_folders:
+        _warned_folders.add(folder)
+        where = f"{image.shard}: " if image.shard else ""
+        warn_user(
+            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
+            "a row of every page, read with decode=False and call images.pages() of the frame"
+        )
+
+
 def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
     """Images in a batch of ``nbytes``, if they are as large as some on average."""
     mean = sum(sizes) // max(1, len(sizes))
     return min(BATCH_SIZE, max(1, nbytes // max(1, mean)))
+
+
+def _decode_sliced(
+    data: LazyBytes,
+    decoding: DecodeSpec,
+    part: Part,
+    regions: Sequence[Region],
+    images: list[Future[Any]],
+) -> None:
+    """Decode the picture of a part, and set the images of its regions."""
+    try:
+        limits = decoding.mode, decoding.max_pixels
+        pixels = decode_parts(data, *limits, part.page, part.shape, regions)
+    except BaseException as error:
+        while images:  # emptied, since the error's traceback has this frame
+            images.pop().set_exception(error)
+        return
+    for image, its_pixels in zip(images, pixels, strict=True):
+        image.set_result(its_pixels)
 
 
 def _is_16_bit(format: str | None, data: bytes | memoryview) -> bool:

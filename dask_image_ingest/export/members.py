@@ -90,6 +90,11 @@ class ColumnMember:
     stored: str | None = None
 
     @property
+    def writes_images(self) -> bool:
+        """True for images, encoded or as they are stored."""
+        return self.pixels is not None or self.stored is not None
+
+    @property
     def merges(self) -> bool:
         """True if its fields are set in the sample's own member, where there is one."""
         return not isinstance(self.columns, str) and self.extension.rpartition(".")[2] == "json"
@@ -231,6 +236,20 @@ def add_stored(members: Members, column: str, is_main: bool) -> Members:
     )
     kept = tuple(member for member in candidates if members.keeps(member.extension))
     return replace(members, from_columns=(*members.from_columns, *kept))
+
+
+#: The field of JSON, as a column, that tells which part of which picture an image is.
+PART_FIELD = "json.part"
+
+
+def with_part(members: Members) -> Members:
+    """Add the field `PART_FIELD` to the JSON of each sample, unless it is left out or a column."""
+    own = next((m for m in members.from_columns if m.extension == "json"), None)
+    if not own.merges if own else "json" in members.left_out:
+        return members
+    columns = *(() if own is None else own.needs), PART_FIELD
+    others = (member for member in members.from_columns if member is not own)
+    return replace(members, from_columns=(*others, ColumnMember("json", columns)))
 
 
 def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:

@@ -59,6 +59,7 @@ from dask_image_ingest.frames.reference_dtype import (
     REFERENCE,
     ImageReference,
     as_references,
+    holds_references,
     references_of_fields,
     with_urls,
 )
@@ -85,6 +86,7 @@ __all__ = [
     "get_backend",
     "gpus",
     "has_type",
+    "holds_references",
     "image_column",
     "image_columns",
     "index_columns",

@@ -22,7 +22,7 @@ def mix_batches(
     batch_size: int,
     weights: Sequence[float] | None = None,
     *,
-    stop: Literal["first", "all"] = "first",
+    stop: Literal["first", "all"] | None = None,
     format: Format = "numpy",
     columns: Sequence[str] | None = None,
     shuffle: int | None = None,
@@ -51,9 +51,9 @@ def mix_batches(
         Relative share of each frame: numbers above 0, which need not add up to 1. By default an
         epoch has each row of all frames once, so that frames have the shares of their lengths.
     stop
-        Where an epoch by ``weights`` ends: ``"first"`` with the first frame that has no rows left,
-        so that no row comes twice; ``"all"`` when each row has come, while frames that end before
-        begin again.
+        Where an epoch by ``weights`` ends: ``"first"``, the default, with the first frame that has
+        no rows left, so that no row comes twice; ``"all"`` when each row has come, while frames
+        that end before begin again. Not with ``steps`` or ``repeat``, which decide by themselves.
     format, columns
         As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
     shuffle, epoch
@@ -80,8 +80,8 @@ def mix_batches(
     Raises
     ------
     ArgumentError
-        For an empty list of frames, invalid weights, ``stop`` without ``weights``, and frames whose
-        batches have different columns.
+        For an empty list of frames, invalid weights, ``stop`` without ``weights`` or with ``steps``
+        or ``repeat``, and frames whose batches have different columns.
 
     Notes
     -----
@@ -106,7 +106,7 @@ def mix_batches(
         None,
         steps,
         repeat,
-        parse_sampling(None, balance, True, frames),
+        parse_sampling(None, balance, frames),
         parse_buckets(buckets, frames),
         _parse_weights(weights, len(frames)),
         stop,

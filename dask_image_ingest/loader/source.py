@@ -222,6 +222,10 @@ class FrameSource:
         """True if reading and decoding is all work that is left."""
         return False
 
+    def lacks_images(self) -> bool:
+        """True if no row has an image to decode; False if that is not known."""
+        return False
+
     @property
     def is_augmented(self) -> bool:
         """True if ``augment=`` is yet to draw its random numbers."""
@@ -392,6 +396,13 @@ class LazySource(FrameSource):
     def only_decodes(self) -> bool:
         nodes = self._frame.expr.walk()
         return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
+
+    def lacks_images(self) -> bool:
+        decode = last_decode(self._rows.expr)
+        if decode is None or self.image not in decode.rows.columns:
+            return False
+        references = new_collection(decode.rows)[self.image]
+        return not _computed(references.notnull().any(), self._client)
 
     @property
     def is_augmented(self) -> bool:

@@ -235,7 +235,6 @@ def test_wrong_arguments_are_refused_at_the_call(ddf):
         {"steps": 0},
         {"steps": 2, "repeat": True},
         {"repeat": 1},
-        {"replacement": False},
         {"weights": "cls", "balance": "cls"},
         {"weights": "nothing"},
         {"balance": 3},

@@ -31,14 +31,18 @@ from dask_image_ingest.dataset.references.make_references import (
     add_references,
     adds_references,
     encoded_by,
+    location_columns,
     point_to_images,
     references_of_locations,
 )
+from dask_image_ingest.dataset.references.tiles import CutRows, Edge, make_pages, make_tiles
 
 __all__ = [
     "LOCATION_COLUMNS",
     "ChunkedMap",
+    "CutRows",
     "Decode",
+    "Edge",
     "EncodedAhead",
     "LastDecode",
     "add_references",
@@ -51,6 +55,9 @@ __all__ = [
     "is_augmented",
     "known_lengths",
     "last_decode",
+    "location_columns",
+    "make_pages",
+    "make_tiles",
     "persist_moves",
     "point_to_images",
     "reads_remote",

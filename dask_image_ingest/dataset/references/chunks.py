@@ -238,7 +238,7 @@ class LastDecode:
             references = [reference for reference in per_row if reference is not None]
             if any(reference.bytes is not None for reference in references):
                 return None
-            headers, _ = fetch(references, image.decoding, image.storage_options)
+            headers, *_ = fetch(references, image.decoding, image.storage_options)
             nbytes += sum(map(image.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
 

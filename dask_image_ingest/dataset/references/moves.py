@@ -31,11 +31,12 @@ from dask_image_ingest.typedefs import DataFrame
 
 def _sort_by_sample(frame: DataFrame, names: tuple[Hashable, ...]) -> DataFrame:
     """Sort rows by shard URL and sample number of their references."""
-    # The offset tells rows of references without a number; null references sort last.
+    # The offset tells rows of references without a number, and the part those of one image; null
+    # references sort last.
     fields = [
         field_of(references_of(frame, name), field)
         for name in names
-        for field in ("url", "number", "offset")
+        for field in ("url", "number", "offset", "page", "top", "left", "height", "width")
     ]
     table = pa.table(fields, names=list(map(str, range(len(fields)))))
     order = pc.sort_indices(table, [(name, "ascending") for name in table.column_names])
