@@ -72,7 +72,11 @@ MARKED: dict[str, list[str]] = {
     "docs/guide/install.md": ["changes the environment"],
     "docs/guide/model_server.md": ["needs a GPU and vLLM"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
-    "docs/guide/remote.md": ["needs a bucket of S3", "needs a server"],
+    "docs/guide/remote.md": [
+        "needs a bucket of S3",
+        "needs an account of the Hub",
+        "needs a server",
+    ],
     "docs/guide/train.md": [
         "needs torch",
         "needs torch",

@@ -401,8 +401,9 @@ class LazySource(FrameSource):
         decode = last_decode(self._rows.expr)
         if decode is None or self.image not in decode.rows.columns:
             return False
-        references = new_collection(decode.rows)[self.image]
-        return not _computed(references.notnull().any(), self._client)
+        encoded = new_collection(decode.rows_on_host)[self.image]
+        found = encoded.map_partitions(_has_image, meta=pd.Series([], dtype="bool"))
+        return not _computed(found, self._client).any()
 
     @property
     def is_augmented(self) -> bool:
@@ -623,6 +624,12 @@ def _computed(collection: FrameBase, client: Client | None, threads: int = 1) ->
 
 def _length(frame: DataFrame) -> pd.Series:
     return pd.Series([len(frame)])
+
+
+def _has_image(encoded: pd.Series) -> pd.Series:
+    """Whether a partition has bytes of an image, or a reference to some."""
+    images = encoded.dropna()
+    return pd.Series([any(getattr(each, "nbytes", 0) is not None or each.bytes for each in images)])
 
 
 def _row_bytes(images: DataFrame) -> pd.Series:
