@@ -803,17 +803,16 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         dataframe
-            As after ``explode``, each row is repeated for its tiles, line by line, with its index
-            label, and has a reference to the tile, which :func:`decode_images` decodes. ``height``
-            and ``width`` are those of the tile, and ``part.page``, ``part.top`` and ``part.left``
-            (int32) say where it is, in pixels of the upright page. An image whose header can't be
-            read stays one row, with nulls. Lazy for a lazy frame.
+            Each row is repeated for its tiles, line by line, with its index label; the references
+            are to the tiles, which :func:`decode_images` decodes. ``height`` and ``width`` are
+            those of the tile, and ``part.page``, ``part.top`` and ``part.left`` (int32) say where
+            it is, in pixels of the upright page. An image whose header can't be read stays one row,
+            with nulls. Lazy for a lazy frame.
 
         Raises
         ------
         ArgumentError
-            If the frame has no such column of references, or no ``height`` and ``width`` of it; for
-            sizes below 1, and an overlap of a whole tile.
+            If the frame has no such column of references, or no ``height`` and ``width`` of it.
 
         Examples
         --------
@@ -836,6 +835,7 @@ class Images(ABC, Generic[Frame, Series]):
 
         Pages of a TIFF are its directories, in their order; each is followed by the smaller copies
         of it that its SubIFDs hold. Animations in GIF, WebP and PNG have a page for each frame.
+        Other files are not opened, if the frame has ``format``, ``height`` and ``width``.
 
         Parameters
         ----------
@@ -847,19 +847,13 @@ class Images(ABC, Generic[Frame, Series]):
         Returns
         -------
         dataframe
-            As :meth:`tiles` gives it, with a row for each page. Images of one page, and those that
-            can't be read, stay one row. Lazy for a lazy frame.
+            As of :meth:`tiles`, with a row for each page. Images that can't be read stay one row.
 
         Raises
         ------
         ArgumentError
             If the frame has no such column of references, or its rows are parts already: take pages
             first, then their tiles.
-
-        Notes
-        -----
-        Files of these four formats are opened to count their pages; others are not, if the frame
-        has the columns ``format``, ``height`` and ``width``.
 
         Examples
         --------

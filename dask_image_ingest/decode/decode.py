@@ -131,7 +131,9 @@ def decode_in_batches(
             # Of a tensor list, DALI has decoded all.
             found = decoded if isinstance(decoded, list) else ()
             schedule.learn(
-                row for row, image in zip(batch.dali_rows, found, strict=False) if image is None
+                rows[0]
+                for rows, image in zip(batch.dali_rows, found, strict=False)
+                if image is None
             )
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
             views = zip(decodings, augmenting, buffers, shapes, strict=True)
@@ -220,10 +222,11 @@ def _with_pillow(
         if all(_as_expected(shapes[i], row, batch, schedule) for i, row in enumerate(batch.rows)):
             return batch.rows, images
     by_row = {}
-    for row, image in zip(batch.dali_rows, images, strict=True):
-        image = _padded(image, row, batch, schedule)
-        if image is not None and _as_expected(shape_of(image), row, batch, schedule):
-            by_row[row] = image
+    for rows, item, image in zip(batch.dali_rows, batch.encoded, images, strict=True):
+        for row in rows:
+            cut = _cut_out(image, row, item, batch, schedule)
+            if cut is not None and _as_expected(shape_of(cut), row, batch, schedule):
+                by_row[row] = cut
     for row in batch.rows:
         if errors[row] is None and row not in by_row and row not in batch.by_pillow:
             schedule.assign_to_pillow(row, batch)
@@ -260,16 +263,17 @@ def _pillow_outputs(
     return dict(zip(arrays, dali.resize(items), strict=True))
 
 
-def _padded(image: Any, row: int, batch: Batch, schedule: BatchPlanner) -> Any:
-    """DALI's image, or None, with black where a part reaches beyond its picture; on a GPU it is."""
-    part = schedule.images.part(row)
-    if image is None or part is None or schedule.decoding.device == "gpu":
+def _cut_out(image: Any, row: int, item: Item, batch: Batch, schedule: BatchPlanner) -> Any:
+    """The part of a row, of DALI's image of an item, or None; on a GPU, DALI has cut it out."""
+    on_gpu = schedule.decoding.device == "gpu"
+    if image is None or on_gpu or schedule.images.part(row) is None or not isinstance(item, tuple):
         return image
-    region = batch.regions[row]
-    inside = region.inside(part.shape)
-    if inside == region or tuple(shape_of(image)[:2]) != inside[2:4]:
+    decoded, wanted = item[1], batch.regions[row]
+    if tuple(shape_of(image)[:2]) != decoded[2:4]:
+        return None
+    if decoded[:4] == wanted[:4]:
         return image
-    return region.shifted(-inside.top, -inside.left).of(np.asarray(image))
+    return wanted.shifted(-decoded.top, -decoded.left).of(np.asarray(image))
 
 
 def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPlanner) -> bool:
@@ -307,7 +311,7 @@ def _materialized(images: ImageBatch) -> ImageBatch:
         return images
     if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):
         return images
-    return list(decode_pool().map(np.asarray, images))
+    return list(decode_pool().map(np.ascontiguousarray, images))  # DALI takes no views
 
 
 def decode_in_parts(

@@ -267,7 +267,7 @@ class DecodeSpec:
         geometry = whole if self.size is None else self.geometry(*shape)
         if self.flips:
             drawn = draw_steps(self.pixel_augments, *geometry.shape, self.drawn(origin()))
-            flips = sum(step.operation == "Flip" for steps in drawn for step in steps)
+            flips = sum(step.operation == "Flip" for step in drawn)
             region = region._replace(mirrored=region.mirrored != bool(flips % 2))
         shape = (header.height or 0, header.width or 0) if part is None else part.shape
         return Placement(shape, region, geometry)

@@ -149,11 +149,15 @@ def decode_parts(
     """Decode regions of a page of this upright shape, black where they reach beyond it.
 
     Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
-    and is not kept: results are copies. Of a TIFF, only the strips or tiles of each are decoded.
+    and is not kept: results are copies. Of a TIFF, what is around the regions is decoded.
     """
     inside = [region.inside(shape) for region in regions]
-    if image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
-        pieces = [decode_region(data, mode, max_pixels, region, page) for region in inside]
+    is_tiff = image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff"
+    if is_tiff:
+        around = Region.around(inside)
+        image = decode_region(data, mode, max_pixels, around, page)
+        shifted = (region.shifted(-around.top, -around.left) for region in inside)
+        pieces = [region.of(image).copy() for region in shifted]
     elif mode in ("RGB", "L"):
         pieces = _crops(data, mode, max_pixels, page, shape, inside)
     else:
@@ -411,15 +415,16 @@ def _decode_tiff(
     if header.error is not None:
         raise BadImage.of(header.error)
     part = layout.cut(data, region)
-    height, width = part.shape
+    height, width = part.held[2:4]
     if height * width > max_pixels:
         held = f"its strips or tiles there hold {width} x {height} pixels"
         raise BadImage("too-large", f"{held}, more than max_pixels={max_pixels:,}")
     with pillow_errors():
         pixels = _tiff(data, mode, layout, part)
-    if pixels.shape[:2] != part.shape:
+    if pixels.shape[:2] != (height, width):
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return np.require(upright(part.of(pixels), header.orientation), requirements=["C", "W"])
+    pixels = part.part.shifted(-part.held.top, -part.held.left).of(pixels)
+    return np.require(upright(pixels, header.orientation), requirements=["C", "W"])
 
 
 def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:

@@ -29,14 +29,14 @@ from dask_image_ingest.decode.dali import (
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
+from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.formats.tiff import is_smaller_whole
+from dask_image_ingest.decode.formats.tiff import are_joined
 from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
 from dask_image_ingest.errors import warn_user
-from dask_image_ingest.storage import LazyBytes
 from dask_image_ingest.typedefs import ImageBatch
 
 # Sets of options that queries use at the same time.
@@ -161,8 +161,11 @@ _SAMPLED = 64
 # Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
 
-# Time that libjpeg takes for what lies above a region's end, as a share of the decode of as much.
-_COST_ABOVE = 0.25
+# Share of the time of libjpeg for what is left of, right of and above the end of a region.
+_COST_ABOVE = 0.3
+
+# Limit of a batch's decoded bytes if rows share pictures.
+_BYTES_OF_PICTURES = 2**24
 
 # Small on a CPU, so that decoding starts early and the next images are checked meanwhile.
 _FIRST_BATCH = {"cpu": 64, "gpu": BATCH_SIZE}
@@ -183,8 +186,8 @@ class Batch:
     ----------
     rows : list of int
         Consecutive rows of the partition, those with an error included.
-    dali_rows : list of int
-        Rows that DALI decodes.
+    dali_rows : list of lists of int
+        Rows of each image that DALI decodes, several for parts of one picture.
     encoded : list of uint8 arrays
         Encoded images of ``dali_rows``, each with its region if it has one.
     by_pillow : dict of int to Future
@@ -194,14 +197,14 @@ class Batch:
     """
 
     rows: list[int] = field(default_factory=list)
-    dali_rows: list[int] = field(default_factory=list)
+    dali_rows: list[list[int]] = field(default_factory=list)
     encoded: list[Item] = field(default_factory=list)
     by_pillow: dict[int, Future[Any]] = field(default_factory=dict)
     regions: dict[int, Region] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
-        """Number of rows with an image to decode."""
+        """Number of images to decode."""
         return len(self.dali_rows) + len(self.by_pillow)
 
 
@@ -226,9 +229,11 @@ class BatchPlanner:
         if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
-        # Images of the pictures that are decoded once and in full for several rows.
-        self._sliced: dict[int, Future[Any]] = {}
-        self._together = {} if images.parts is None else self._pictures_in_full()
+        self._rows_of = {} if images.parts is None else self._joined_rows()
+        self._joined = {row for rows in self._rows_of.values() for row in rows[1:]}
+        if self._rows_of and decoding.device == "cpu":
+            # More is decoded than the rows get: a picture for each thread, or a few small ones.
+            self._max_bytes, self._min_images = _BYTES_OF_PICTURES, decode_threads()
 
     def decoders(self) -> DecoderSet:
         """The decoders of this process for these images."""
@@ -260,8 +265,11 @@ class BatchPlanner:
         for row, header in enumerate(self.images.headers):
             region = self._region(row, header)
             size, images = self._nbytes(header, self.images.part(row), region), batch.images
+            if row in self._rows_of and (around := self._around(self._rows_of[row])):
+                size += around.height * around.width * self.decoding.bytes_per_pixel(header)
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
-            if images >= max_images or (images > 0 and nbytes + size > max_bytes):
+            is_full = images >= max_images or (images > 0 and nbytes + size > max_bytes)
+            if is_full and row not in self._joined:
                 yield batch
                 batch, nbytes, max_images = Batch(), 0, self._size
             nbytes += size
@@ -275,94 +283,79 @@ class BatchPlanner:
 
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
         """Start to decode an image of a batch with Pillow."""
-        self._submit(row, self.images.read(row), batch)
+        self._submit([row], self.images.read(row), batch)
 
-    def _submit(self, row: int, data: bytes | memoryview, batch: Batch) -> None:
-        if self.images.part(row) is not None:
-            batch.by_pillow[row] = self._slice([row])[row]
+    def _submit(self, rows: list[int], data: bytes | memoryview, batch: Batch) -> None:
+        limits, part = (self.decoding.mode, self.decoding.max_pixels), self.images.part(rows[0])
+        if part is None:
+            (row,) = rows
+            if has_several_pages(data, self.images.headers[row].format):
+                _warn_of_pages(self.images.origin(row))
+            region = batch.regions.get(row)
+            batch.by_pillow[row] = decode_pool().submit(decode_region, data, *limits, region)
             return
-        if has_several_pages(data, self.images.headers[row].format):
-            _warn_of_pages(self.images.origin(row))
-        batch.by_pillow[row] = decode_pool().submit(
-            decode_region,
-            data,
-            self.decoding.mode,
-            self.decoding.max_pixels,
-            batch.regions.get(row),
-        )
+        regions = [self._region(row, self.images.headers[row]) for row in rows]
+        images = [Future[Any]() for _ in rows]
+        batch.by_pillow |= zip(rows, images, strict=True)
+        wanted = [region for region in regions if region is not None]
+        decode_pool().submit(_decode_parts, images, data, *limits, part.page, part.shape, wanted)
 
     def _assign(self, row: int, header: Header, batch: Batch) -> int:
         """Assign an image to its decoder; the bytes that the batch now holds of it."""
-        if row in self._together:
-            self._sliced |= self._slice(self._together.pop(row))
-        if row in self._sliced:
-            batch.by_pillow[row] = self._sliced.pop(row)
+        if row in self._joined:
             return 0
+        rows = self._rows_of.get(row, [row])
         data = self.images.read(row)
         encoded = None if self._by_pillow else self._for_dali(row, data)
         if encoded is None:
-            self._submit(row, data, batch)
+            self._submit(rows, data, batch)
         else:
             region = batch.regions.get(row)
-            batch.dali_rows.append(row)
-            if region is not None and (part := self.images.part(row)) is not None:
-                region = region if self.decoding.device == "gpu" else region.inside(part.shape)
+            if self.images.parts is not None:
+                region = self._around(rows)
+            batch.dali_rows.append(rows)
             batch.encoded.append(encoded if region is None else (encoded, region))
         return len(data) if self.images.part(row) is None else 0  # those of parts are shared
 
-    def _pictures_in_full(self) -> dict[int, list[int]]:
-        """First row → all rows of each picture that is decoded once, and in full."""
+    def _joined_rows(self) -> dict[int, list[int]]:
+        """First row → all rows of each picture that is decoded once for several rows."""
         pictures: dict[tuple[int, int], list[int]] = {}
         for row, header in enumerate(self.images.headers):
             part = self.images.part(row)
             if part is not None and header.error is None:
                 pictures.setdefault((part.picture, part.page), []).append(row)
-        return {rows[0]: rows for rows in pictures.values() if self._is_for_slices(rows)}
+        several = (rows for rows in pictures.values() if len(rows) > 1)
+        return {rows[0]: rows for rows in several if self._are_joined(rows)}
 
-    def _is_for_slices(self, rows: list[int]) -> bool:
-        """True if a picture is decoded in full, rather than the regions of these rows."""
+    def _are_joined(self, rows: list[int]) -> bool:
+        """True if the picture of these rows is decoded once, rather than the region of each."""
         header = self.images.headers[rows[0]]
         if header.format == "tiff":
-            return len(rows) > 1 and self._is_smaller_whole(rows)
+            parts = [part for part in map(self.images.part, rows) if part is not None]
+            return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
         if self._by_pillow or header.needs_pillow:
             return True
-        if _is_16_bit(header.format, self.images.read(rows[0])):
-            return False
-        if self.decoding.device == "gpu":
-            return header.format not in self._dali_formats
-        if header.format != "jpeg":
+        data = self.images.read(rows[0])
+        if header.format not in self._dali_formats and not _is_16_bit(header.format, data):
             return True
-        cost = 0.0
-        for part in map(self.images.part, rows):
-            if part is not None:
-                (height, width), region = part.shape, part.region
-                cost += _COST_ABOVE * (region.top + region.height) / height
-                cost += region.height * region.width / (height * width)
-        return len(rows) > 1 and cost > 1
-
-    def _is_smaller_whole(self, rows: list[int]) -> bool:
-        """True if a page of a TIFF has fewer pixels than what its parts are decoded from."""
+        if self.decoding.device == "gpu":
+            return False
+        if header.format != "jpeg" or not is_baseline_jpeg(data):
+            return True
         parts = [part for part in map(self.images.part, rows) if part is not None]
-        page, shape = parts[0].page, parts[0].shape
-        regions = [part.region.inside(shape) for part in parts]
-        is_small = math.prod(shape) <= self.decoding.max_pixels
-        return is_small and is_smaller_whole(self.images.read(rows[0]), page, regions)
+        regions = [part.region.inside(part.shape) for part in parts]
+        around = _cost(Region.around(regions), parts[0].shape)
+        return sum(_cost(region, parts[0].shape) for region in regions) > around
 
-    def _slice(self, rows: list[int]) -> dict[int, Future[Any]]:
-        """Start to decode the picture of these rows once; the image of each row."""
-        part = self.images.part(rows[0])
-        assert part is not None
-        wanted = [self._region(row, self.images.headers[row]) for row in rows]
-        images = {row: Future[Any]() for row in rows}
-        decode_pool().submit(
-            _decode_sliced,
-            self.images.read(rows[0]),
-            self.decoding,
-            part,
-            [region for region in wanted if region is not None],
-            [*images.values()],
-        )
-        return images
+    def _around(self, rows: list[int]) -> Region | None:
+        """What to decode for some rows of a picture, or one; None for all of it."""
+        regions = []
+        for row in rows:
+            part, region = self.images.part(row), self._region(row, self.images.headers[row])
+            if part is None or region is None or self.decoding.device == "gpu":
+                return region
+            regions.append(region.inside(part.shape))
+        return regions[0] if len(regions) == 1 else Region.around(regions)
 
     def _for_dali(self, row: int, data: bytes | memoryview) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""
@@ -414,10 +407,9 @@ def _warn_of_pages(image: Origin) -> None:
     folder = image.shard.rpartition("/")[0]
     if folder not in _warned_folders:
         _warned_folders.add(folder)
-        where = f"{image.shard}: " if image.shard else ""
         warn_user(
-            f"{where}{image.name} is a TIFF of several pages. Of each, the first page is read: for "
-            "a row of every page, read with decode=False and call images.pages() of the frame"
+            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+            "For a row of every page, read with decode=False and call images.pages() of the frame"
         )
 
 
@@ -427,17 +419,17 @@ def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
     return min(BATCH_SIZE, max(1, nbytes // max(1, mean)))
 
 
-def _decode_sliced(
-    data: LazyBytes,
-    decoding: DecodeSpec,
-    part: Part,
-    regions: Sequence[Region],
-    images: list[Future[Any]],
-) -> None:
-    """Decode the picture of a part, and set the images of its regions."""
+def _cost(region: Region, shape: tuple[int, int]) -> float:
+    """Time of decoding a region of a baseline JPEG, as a share of the whole picture's."""
+    down = (region.top + region.height) / shape[0]
+    area = region.height * region.width / math.prod(shape)
+    return _COST_ABOVE * down + (1 - _COST_ABOVE) * area
+
+
+def _decode_parts(images: list[Future[Any]], *arguments: Any) -> None:
+    """Set images to the results of `decode_parts`, or all to its error."""
     try:
-        limits = decoding.mode, decoding.max_pixels
-        pixels = decode_parts(data, *limits, part.page, part.shape, regions)
+        pixels = decode_parts(*arguments)
     except BaseException as error:
         while images:  # emptied, since the error's traceback has this frame
             images.pop().set_exception(error)

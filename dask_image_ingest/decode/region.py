@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +23,14 @@ class Region(NamedTuple):
     def whole(cls, image: np.ndarray, mirrored: bool = False) -> Region:
         """All of an array (height, width, channels)."""
         return cls(0, 0, image.shape[0], image.shape[1], mirrored)
+
+    @classmethod
+    def around(cls, regions: Sequence[Region]) -> Region:
+        """The smallest region that has all of these."""
+        top, left = min(one.top for one in regions), min(one.left for one in regions)
+        bottom = max(one.top + one.height for one in regions)
+        right = max(one.left + one.width for one in regions)
+        return cls(top, left, bottom - top, right - left)
 
     def of(self, image: np.ndarray) -> np.ndarray:
         """Cut it out of an array (height, width, channels), not mirrored; black outside of that.

@@ -4,8 +4,7 @@ In DALI, the random numbers of an image depend on the operator's state and on th
 in its batch. The content of a batch depends on the query: filters, bad images, partitions. To make
 the numbers depend on the sample instead, operators get a state that is computed from the shard and
 the number of the batch's first sample. The next positions then have the numbers of the next samples
-of the shard, so a batch must hold consecutive samples. A short gap is filled by repeating a
-neighbour, whose output is dropped; after a longer gap, another batch starts.
+of the shard, so a batch must hold consecutive samples.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import struct
 import threading
 from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -117,21 +116,11 @@ _INPUT = "images"
 # Most parts of a batch that are transformed in parallel.
 _MAX_PARALLEL = 8
 
-# Longest gap to fill; more fillers would cost more than another batch.
-_LONGEST_GAP = 3
-
 # The operator and message in an error of DALI, without the stack.
 _REASON = re.compile(
     r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|Current pipeline|$)",
     re.DOTALL,
 )
-
-
-class _Part(NamedTuple):
-    """Rows of a batch that are transformed together."""
-
-    rows: list[int]  # with fillers
-    kept: list[int]  # positions in ``rows`` of those that are not fillers
 
 
 class Transform:
@@ -164,20 +153,18 @@ class Transform:
         length = -(-len(origins) // self._parallel)
         parts = _runs(origins, length) if pipeline.is_random else _slices(len(origins), length)
         self._idle.append(pipeline)
-        if len(parts) == 1 and parts[0].rows == list(range(len(origins))):
+        if parts == [list(range(len(origins)))]:
             return self._transform(images, origins)
         images = list(images)
 
-        def run(part: _Part) -> Any:
-            return self._transform(
-                [images[row] for row in part.rows], [origins[row] for row in part.rows]
-            )
+        def run(part: list[int]) -> Any:
+            return self._transform([images[row] for row in part], [origins[row] for row in part])
 
         runs = map(run, parts) if self._parallel == 1 else decode_pool().map(run, parts)
         transformed: list[Any] = [None] * len(origins)
         for part, outputs in zip(parts, runs, strict=True):
-            for position in part.kept:
-                transformed[part.rows[position]] = outputs[position]
+            for row, output in zip(part, outputs, strict=True):
+                transformed[row] = output
         return transformed
 
     def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> ImageBatch:
@@ -194,7 +181,7 @@ class Transform:
             if self._decoding.mode == "labels":
                 _check_labels(images, output, origins)
             return output
-        # Find the image that fails. If it was only a filler, all may succeed.
+        # Find the image that fails.
         one_by_one = zip(list(images), origins, strict=True)
         return [self._transform([image], [origin])[0] for image, origin in one_by_one]
 
@@ -272,26 +259,22 @@ class _TransformPipeline:
         return pipeline
 
 
-def _runs(origins: Sequence[Origin], length: int) -> list[_Part]:
-    """Parts of at most ``length`` consecutive samples, with fillers in short gaps.
+def _runs(origins: Sequence[Origin], length: int) -> list[list[int]]:
+    """Rows in parts of at most ``length`` consecutive samples.
 
     Rows that a shuffle has mixed are sorted first: some are neighbours in their shard.
     """
-    parts: list[_Part] = []
+    parts: list[list[int]] = []
     before: Origin | None = None
     for row in sorted(range(len(origins)), key=lambda row: _stream_of(origins[row])):
         origin = origins[row]
-        gap = -1
-        if before is not None and _stream_of(before)[:2] == _stream_of(origin)[:2]:
-            gap = origin.number - before.number - 1
-        fits = parts and len(parts[-1].rows) + gap < min(length, BATCH_SIZE)
-        if not fits or not 0 <= gap <= _LONGEST_GAP:
-            parts.append(_Part([], []))
-            gap = 0
-        rows, kept = parts[-1]
-        rows.extend(rows[-1:] * gap)
-        kept.append(len(rows))
-        rows.append(row)
+        follows = before is not None and _stream_of(origin) == (
+            *_stream_of(before)[:2],
+            before.number + 1,
+        )
+        if not follows or len(parts[-1]) >= min(length, BATCH_SIZE):
+            parts.append([])
+        parts[-1].append(row)
         before = origin
     return parts
 
@@ -300,9 +283,8 @@ def _stream_of(origin: Origin) -> tuple[str, int, int]:
     return origin.shard, origin.draw, origin.number
 
 
-def _slices(count: int, length: int) -> list[_Part]:
-    slices = [range(start, min(start + length, count)) for start in range(0, count, length)]
-    return [_Part(list(rows), list(range(len(rows)))) for rows in slices]
+def _slices(count: int, length: int) -> list[list[int]]:
+    return [list(range(start, min(start + length, count))) for start in range(0, count, length)]
 
 
 def _function_error(origin: Origin, error: Exception) -> FunctionError:

@@ -90,11 +90,6 @@ class ColumnMember:
     stored: str | None = None
 
     @property
-    def writes_images(self) -> bool:
-        """True for images, encoded or as they are stored."""
-        return self.pixels is not None or self.stored is not None
-
-    @property
     def merges(self) -> bool:
         """True if its fields are set in the sample's own member, where there is one."""
         return not isinstance(self.columns, str) and self.extension.rpartition(".")[2] == "json"
@@ -244,12 +239,12 @@ PART_FIELD = "json.part"
 
 def with_part(members: Members) -> Members:
     """Add the field `PART_FIELD` to the JSON of each sample, unless it is left out or a column."""
-    own = next((m for m in members.from_columns if m.extension == "json"), None)
+    others = {member.extension: member for member in members.from_columns}
+    own = others.pop("json", None)
     if not own.merges if own else "json" in members.left_out:
         return members
-    columns = *(() if own is None else own.needs), PART_FIELD
-    others = (member for member in members.from_columns if member is not own)
-    return replace(members, from_columns=(*others, ColumnMember("json", columns)))
+    made = ColumnMember("json", (*(own.needs if own else ()), PART_FIELD))
+    return replace(members, from_columns=(*others.values(), made))
 
 
 def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:

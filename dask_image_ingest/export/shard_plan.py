@@ -251,11 +251,12 @@ def make_plan(
     reasons = selected.column("reason")
     for number in np.flatnonzero(pc.is_valid(reasons).to_numpy()).tolist():
         rejected.add(kept[number], reasons[number].as_py())
-    samples, place = selected.column("sample"), [*PLACE, *EDGES] if options.part else []
-    if place:  # a sample has any number of parts
-        samples = pc.if_else(_is_part(rows.take(pa.array(kept))), None, samples)
-    rejected.find_repeated_rows(kept, positions, samples)
+    place = [*PLACE, *EDGES] if options.part else []
     located = rows.select(["key", "offset", "part", "batch", "row", *place]).take(pa.array(kept))
+    samples = selected.column("sample")
+    if place:  # a sample has any number of parts
+        samples = pc.if_else(pc.is_valid(located.column("top")), None, samples)
+    rejected.find_repeated_rows(kept, positions, samples)
     for name, values in (
         ("number", pa.array(kept)),
         ("source", pa.array(positions)),
@@ -286,24 +287,15 @@ def make_plan(
     return plan, rejected
 
 
-def _is_part(rows: pa.Table) -> pa.ChunkedArray:
-    """Mask of the rows that are written as a part of their picture."""
-    return pc.is_valid(rows.column(PLACE[-1]))
-
-
 def _with_numbered_parts(rows: pa.Table) -> pa.Table:
     """Number the parts of each key by their place, ``key_0``, ``key_1``, whatever their order."""
-    mask = _is_part(rows)
-    parts = rows.select(["key", *PLACE, *EDGES]).to_pandas()[mask.to_pandas()]
-    parts = parts.sort_values([*PLACE, *EDGES], kind="stable")
-    numbers = parts.groupby("key").cumcount().astype(str)
-    named = (parts["key"] + "_" + numbers).sort_index()
-    keys = pc.replace_with_mask(
-        rows.column("key").combine_chunks(), mask.combine_chunks(), pa.array(named, pa.string())
-    )
+    names = ["key", *PLACE, *EDGES]
+    parts = rows.select(names).to_pandas().dropna().sort_values(names[1:], kind="stable")
+    new = parts["key"] + "_" + parts.groupby("key").cumcount().astype(str)
+    keys = rows.column("key").to_pandas().where(lambda key: ~key.index.isin(new.index), new)
     # Without an offset, which they share, a shuffle goes by the key.
-    offsets = pc.if_else(mask, None, rows.column("offset"))
-    rows = rows.set_column(rows.column_names.index("key"), "key", keys)
+    offsets = pc.if_else(pc.is_valid(rows.column("top")), None, rows.column("offset"))
+    rows = rows.set_column(rows.column_names.index("key"), "key", pa.array(keys, pa.string()))
     return rows.set_column(rows.column_names.index("offset"), "offset", offsets)
 
 

@@ -104,10 +104,8 @@ def _computed_origin(frame: DataFrame, column: str) -> ImageOrigin:
     same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
     is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
     has_parts = any(reference and reference.has_part for reference in reference_rows(references))
-    return ImageOrigin(
-        "images.tiles or images.pages" if has_parts else None,
-        ("image" if column == "image" else "other") if is_own else None,
-    )
+    changed_by = "images.tiles or images.pages" if has_parts else None
+    return ImageOrigin(changed_by, ("image" if column == "image" else "other") if is_own else None)
 
 
 def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
@@ -203,7 +201,7 @@ def stored_files(
     fetched = fetch_encoded(wanted, storage_options)
     files: list[bytes | None] = [None] * len(references_or_none)
     for row, file in zip(rows, fetched, strict=True):
-        files[row] = None if isinstance(file, Header) else bytes(file)
+        files[row] = None if isinstance(file, Header) else bytes(file[:])
     return files
 
 

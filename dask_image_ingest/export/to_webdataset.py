@@ -297,9 +297,9 @@ def _checked_members(
 
 
 def _part_written(columns: Sequence[str], members: Members) -> tuple[str, ...]:
-    """The columns that tell the part of the picture that is written in place of each sample's."""
-    written = [member.needs[0] for member in members.from_columns if member.writes_images]
+    """The columns that tell the part of the image that is written in place of each sample's."""
     parts = part_columns(columns)
+    written = [*(member.columns for member in members.pixels), *members.stored]
     return next((parts[image] for image in written if image in parts), ())
 
 

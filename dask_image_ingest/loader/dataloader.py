@@ -55,9 +55,6 @@ class TorchDataset(IterableDataset):
         Where the first loop begins: an argument ``start=``.
     share
         Rank and world; None for those of ``torch.distributed``.
-    goes_on
-        Whether a loop in this process goes on where the one before it was left, as that over the
-        iterator of ``iter_batches`` does.
     """
 
     def __init__(
@@ -65,14 +62,12 @@ class TorchDataset(IterableDataset):
         make: MakeBatches,
         start: int | Sequence[Any],
         share: Share | None = None,
-        goes_on: bool = False,
     ) -> None:
         self._make = make
         self._loops = Loops(parse_start(start))
         # Copies in workers have what is known when they are made.
         self._facts: Facts = {}
         self._share = share
-        self._goes_on = goes_on
         # The latest iterator of this process.
         self._batches: Batches | None = None
         # The loop of workers that are being started: another may be set before they begin.
@@ -97,8 +92,6 @@ class TorchDataset(IterableDataset):
 
     def __iter__(self) -> Iterator[Any]:
         if get_worker_info() is None:
-            if self._goes_on and self._batches is not None and self._loops.has_begun:
-                return self._continued(self._batches)
             self._batches = self._batches_of(self.begin())
             return self._batches
         self.refuse_workers()
@@ -107,15 +100,6 @@ class TorchDataset(IterableDataset):
         self._loops.note_begin()
         self._batches = self._batches_of(loop)
         return map(sendable, self._batches)
-
-    def _continued(self, batches: Batches) -> Batches:
-        """The iterator of the latest loop, which goes on, or begins again after its end."""
-        loop = Loop(self._loops.current.epoch, iter(batches).position)
-        if isinstance(loop.start, Position) and not loop.start.row:
-            self._warn_of_repetition()
-        self._loops.set(loop)
-        self._loops.note_begin()
-        return batches
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -151,7 +135,12 @@ class TorchDataset(IterableDataset):
     def begin(self) -> Loop:
         """Begin a loop: all of the epoch again, if no other one was set."""
         if self._loops.has_begun:
-            self._warn_of_repetition()
+            if self._warns:
+                self._warns = False
+                warn_user(
+                    "this loop has the same order and the same random crops as the loop before it: "
+                    "call loader.set_epoch(epoch) before each loop, or that of its dataset"
+                )
             self._loops.set_epoch(self._loops.current.epoch)
         loop = self.loop
         self._loops.note_begin()
@@ -169,15 +158,6 @@ class TorchDataset(IterableDataset):
             yield
         finally:
             self._first = None
-
-    def _warn_of_repetition(self) -> None:
-        """Warn, once, that a loop has the order and the random crops of the latest one."""
-        if self._warns:
-            self._warns = False
-            warn_user(
-                "this loop has the same order and the same random crops as the loop before it: "
-                "call loader.set_epoch(epoch) before each loop, or that of its dataset"
-            )
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -287,13 +267,13 @@ class BatchLoader(DataLoader):
     _taken = 0
 
     def __iter__(self) -> Iterator[Any]:
+        # It begins with the first batch: Lightning makes an iterator, and then sets its epoch.
         if not self.num_workers:
-            return super().__iter__()
+            yield from super().__iter__()
+            return
         self._loop, self._taken = self.dataset.begin(), 0
         with self.dataset.starting(self.num_workers, self._loop):
-            return self._counted(super().__iter__())
-
-    def _counted(self, batches: Iterator[Any]) -> Iterator[Any]:
+            batches = super().__iter__()
         for batch in batches:
             self._taken += 1
             yield batch
@@ -359,11 +339,10 @@ def make_dataset(
     make: MakeBatches,
     start: int | Sequence[Any],
     shard: tuple[int, int] | str | None,
-    goes_on: bool = False,
 ) -> TorchDataset:
     """Create a dataset for the part ``shard=`` of the batches that ``make`` makes."""
     share = None if isinstance(shard, str) and shard == "auto" else parse_shard(shard, "torch")
-    return TorchDataset(make, start, share, goes_on)
+    return TorchDataset(make, start, share)
 
 
 def make_dataloader(
@@ -390,6 +369,6 @@ def _tell_of_threads() -> None:
     """Say, once in a process, that threads do with less what workers without Python do."""
     logger.warning(
         "the workers of this dataloader run no function in Python, such as a collate_fn: with "
-        "num_workers=0 threads of this process would decode, ahead of the training, for less of "
-        "the cores and of the memory"
+        "num_workers=0 threads of this process decode ahead of the training too, and nothing has "
+        "to be started, copied or sent"
     )

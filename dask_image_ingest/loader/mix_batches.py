@@ -75,7 +75,7 @@ def mix_batches(
         a batch are grouped by frame, in the order of ``frames``. If the frames' images differ in
         shape, they are lists of arrays. With ``format="torch"`` it is a torch ``IterableDataset``
         too, for ``DataLoader(batches, batch_size=None, num_workers=2)``, with ``set_epoch`` and
-        ``position_after`` as the dataset of ``dataloader`` has them.
+        ``position_after`` as the dataset of ``dataloader`` has them; each loop begins again.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def mix_batches(
         return make(epoch=epoch, start=start, share=parse_shard(shard, format))
     from dask_image_ingest.loader.dataloader import make_dataset
 
-    dataset = make_dataset(make, start, shard, goes_on=True)
+    dataset = make_dataset(make, start, shard)
     if epoch is not None:
         dataset.set_epoch(epoch)
     return dataset

@@ -6,6 +6,7 @@ import collections
 import io
 import itertools
 import json
+import pickle
 import sys
 from fractions import Fraction
 from unittest import mock
@@ -191,6 +192,21 @@ def test_the_size_of_the_weights_does_not_matter(frames, weights):
     ours = keys(dii.mix_batches(frames, 4, weights, shuffle=1))
     assert ours == keys(dii.mix_batches(frames, 4, [1, 1], shuffle=1))
     assert sorted(keys(dii.mix_batches(frames, 4, [1e-320, 1e308]))) == sorted(of(frames[1]))
+
+
+@pytest.mark.torch
+@pytest.mark.filterwarnings("ignore")
+def test_batches_that_are_no_dataset_say_so_to_a_data_loader(frames):
+    data = pytest.importorskip("torch.utils.data", reason="pip install torch==2.13.0")
+    for batches in (dii.mix_batches(frames, 4), frames[0].images.iter_batches(4, format="torch")):
+        for options in ({}, {"num_workers": 1}):
+            with pytest.raises(dii.ArgumentError, match=r"takes mix_batches.*torch"):
+                next(iter(data.DataLoader(batches, batch_size=None, **options)))
+        with pytest.raises(dii.ArgumentError, match=r"takes mix_batches.*torch"):
+            pickle.dumps(batches)
+    same = dii.mix_batches(frames, 4, format="torch", columns=["cls"])
+    labels = [batch["cls"].tolist() for batch in data.DataLoader(same, batch_size=None)]
+    assert labels == [b["cls"].tolist() for b in dii.mix_batches(frames, 4, columns=["cls"])]
 
 
 def test_shares_are_the_weights():

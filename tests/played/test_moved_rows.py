@@ -12,7 +12,7 @@ from synthetic import encode, photograph, write_shard
 import dask_image_ingest as dii
 from dask_image_ingest.decode.dali import DaliDecoder
 
-SHARDS, ROWS = 8, 6
+SHARDS, ROWS = 5, 8
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -44,8 +44,7 @@ def read(shards, backend="cudf", **options):
 
 def partitions(frame):
     """The rows of each partition, in order of their keys."""
-    computed = (frame.partitions[number].compute() for number in range(frame.npartitions))
-    return [sorted(rows_of(part)) for part in computed]
+    return [sorted(rows_of(part)) for part in dask.compute(*frame.to_delayed())]
 
 
 def rows_of(part):
@@ -95,14 +94,16 @@ def test_moved_rows_are_those_of_pandas_with_their_own_pixels(shards, name):
         assert list(values[0]) == list(values[1]), column
 
 
-def test_a_moved_row_waits_for_the_gpu_as_often_as_its_decode_does(shards):
-    quiet, moved = read(shards), read(shards).shuffle("cls")
-    moved.compute()
+@pytest.mark.parametrize("name", ["shuffle", "sort", "sort by text", "twice"])
+def test_of_a_moved_row_the_gpu_sees_the_key_alone_before_its_decode(shards, name):
+    quiet, moved = read(shards), MOVES[name](read(shards))
+    moved.compute()  # samples the divisions of a sort
     with counted() as counts:
         quiet.compute()
     with counted() as of_moved:
         moved.compute()
-    # For the keys that are hashed, and the numbers of partitions that come back.
+    # Numbers of partitions come back; a reference would be 100 bytes.
+    assert of_moved["to_host"] - counts["to_host"] <= 3 * 8 * SHARDS * ROWS
     assert of_moved["waits"] - counts["waits"] < 10 * SHARDS
 
 

@@ -25,6 +25,7 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
+from dask_image_ingest.dataset.references.host_moves import rows_on_host
 from dask_image_ingest.dataset.references.make_references import (
     LOCATION_COLUMNS,
     add_references,
@@ -63,6 +64,7 @@ __all__ = [
     "reference_rows",
     "references_of",
     "references_of_locations",
+    "rows_on_host",
     "unfused",
     "unindexed_remote",
     "with_bad_rows",

@@ -29,7 +29,6 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.references.host_moves import rows_on_host
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import BackendName, backend_of, get_backend
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
@@ -212,14 +211,6 @@ class LastDecode:
         """
         backend = backend_of(self.rows._meta).name
         return functools.partial(_decode_rows, self.images, self.columns, self.steps, backend)
-
-    @property
-    def rows_on_host(self) -> dx.Expr:
-        """The rows as pandas frames, which `function` takes too: references are gathered there.
-
-        On the GPU, rows of many partitions would be taken column by column, with a wait for each.
-        """
-        return rows_on_host(self.rows)
 
     def resized(self, shape: tuple[int, int]) -> LastDecode:
         """The same decode to images of one height and width, of which edges are cut off.

@@ -178,12 +178,12 @@ class Decode(AppendsColumns, PreservesRows):
 
     @property
     def _undecoded(self) -> dx.Expr:
-        """The undecoded rows, as frames of the backend."""
+        """The undecoded rows, as frames of the result's backend."""
         return self.frame
 
     def as_references(self) -> Undecoded | None:
         """The undecoded rows and the decodes they need; None if this decode drops rows."""
-        return (self.frame, self.images) if self._is_length_preserving else None
+        return (self._undecoded, self.images) if self._is_length_preserving else None
 
     def _simplify_down(self) -> dx.Expr | None:
         below = self.frame
@@ -362,15 +362,9 @@ class DecodeOfMoved(Decode):
     def _undecoded(self) -> dx.Expr:
         return Converted(self.frame, self.backend)
 
-    def as_references(self) -> None:
-        """None: frames of the other backend would be moved."""
-
     def filtered_by(self, mask: dx.Expr, is_shared: IsShared = never) -> dx.Expr:
         """The rows by a mask over the decoded frames."""
         return filtered(self, mask)
-
-    def _lower(self) -> dx.Expr | None:
-        return AppendsColumns._lower(self)
 
 
 def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:

@@ -126,8 +126,7 @@ def _on_backend(
 
 def _ordered(decoded: DataFrame, rows: DataFrame) -> DataFrame:
     """The columns in the order of the rows: on another backend, what is decoded comes last."""
-    names = dict.fromkeys([*rows.columns, *decoded.columns])
-    names = [name for name in names if name in decoded.columns]
+    names = [n for n in dict.fromkeys([*rows.columns, *decoded.columns]) if n in decoded.columns]
     return decoded if names == [*decoded.columns] else decoded[names]
 
 

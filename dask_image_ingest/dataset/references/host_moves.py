@@ -7,13 +7,12 @@ these rows, and only the decode makes cuDF frames.
 
 from __future__ import annotations
 
-import functools
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.operations import columns_used
+from dask_image_ingest.dataset.plan.operations import MOVES, columns_used
 from dask_image_ingest.dataset.plan.scan_node import Scan
 from dask_image_ingest.dataset.references.moves import InOrder, copy_divisions
 from dask_image_ingest.frames import backend_of, converted, get_backend
@@ -33,23 +32,25 @@ def moved_on_host(rows: dx.Expr) -> dx.Expr | None:
     """
     steps, below = [], rows
     while type(below) in (*_MOVES, *_BESIDE):
-        if len(below.dependencies()) != 1 or not _moves_by_columns(below):
+        by_names = not isinstance(below, MOVES) or columns_used(below) is not None
+        by_index = isinstance(below, dx.RearrangeByColumn) and below.index_shuffle
+        if len(below.dependencies()) != 1 or not by_names or by_index:
             return None
         steps.append(below)
         below = below.frame
-    if not any(type(step) in _MOVES for step in steps) or _is_pandas(rows):
-        return None
+    is_moved = any(type(step) in _MOVES for step in steps)
     index = below._meta.index
-    host = rows_on_host(below)
-    if not _is_pandas(host) or index.name is not None or index.dtype != np.int64:
+    if not is_moved or _is_pandas(below) or index.name is not None or index.dtype != np.int64:
+        return None
+    moved = rows_on_host(below)
+    if not _is_pandas(moved):
         return None
     for step in reversed(steps):
         kind = _ShuffleOnHost if type(step) is dx.RearrangeByColumn else type(step)
-        moved = kind(host, *step.operands[1:])
+        moved = kind(moved, *step.operands[1:])
         if isinstance(step, dx.SortValues):
             copy_divisions(step, moved)
-        host = moved
-    return host
+    return moved
 
 
 def rows_on_host(rows: dx.Expr) -> dx.Expr:
@@ -63,13 +64,6 @@ def rows_on_host(rows: dx.Expr) -> dx.Expr:
 
 def _is_pandas(rows: dx.Expr) -> bool:
     return backend_of(rows._meta).name == "pandas"
-
-
-def _moves_by_columns(step: dx.Expr) -> bool:
-    """True unless an operation chooses rows by more than named columns."""
-    if isinstance(step, dx.RearrangeByColumn) and step.index_shuffle:
-        return False
-    return not isinstance(step, (*_MOVES, dx.Repartition)) or columns_used(step) is not None
 
 
 def _stays_the_same(meta: DataFrame) -> bool:
@@ -106,15 +100,13 @@ class _ShuffleOnHost(dx.RearrangeByColumn):
 
 
 class _Places(dx.AssignPartitioningIndex):
-    @functools.cached_property
-    def _meta(self) -> DataFrame:
-        return super().operation(self.frame._meta, *self.operands[1:])
-
     @staticmethod
     def operation(frame: DataFrame, by: list[Any], name: str, *arguments: Any) -> DataFrame:
         """``frame`` with a column of the number of each row's partition."""
         places = dx.AssignPartitioningIndex.operation
-        keys = converted(frame[by], "cudf")
+        if not len(frame):
+            return places(frame, by, name, *arguments)  # needs no GPU
         count, _, *others = arguments
+        keys = converted(frame[by], "cudf")
         numbers = places(keys, by, name, count, keys, *others)[name]
-        return frame.assign(**{name: backend_of(keys).host(numbers.to_cupy())})
+        return frame.assign(**{name: numbers.to_cupy().get()})

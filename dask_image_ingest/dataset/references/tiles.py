@@ -21,11 +21,7 @@ from dask_image_ingest.arguments import check_choice, check_storage_options, sho
 from dask_image_ingest.dataset.plan.columns import AppendsColumns
 from dask_image_ingest.dataset.plan.operations import is_row_wise
 from dask_image_ingest.dataset.plan.scan_node import datasets_of
-from dask_image_ingest.dataset.references.fetch import (
-    fetch_encoded,
-    reference_rows,
-    references_of,
-)
+from dask_image_ingest.dataset.references.fetch import fetch_encoded, reference_rows, references_of
 from dask_image_ingest.dataset.scan.rows import slices_by_size
 from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, image_field, part_names
 from dask_image_ingest.decode import BadImage, Header, page_shapes
@@ -134,21 +130,10 @@ def make_tiles(
 def tile_grid(
     sizes: np.ndarray, size: tuple[int, int], overlap: tuple[int, int], edge: Edge
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tiles of pictures, line by line.
+    """Tiles of pictures, line by line: the picture's number, int64 (n,), and the tiles, (n, 4).
 
-    Parameters
-    ----------
-    sizes : int64 array, shape (pictures, 2)
-        Height and width of each picture; -1 for one of unknown size.
-    size, overlap, edge
-        As for ``images.tiles``, (vertical, horizontal).
-
-    Returns
-    -------
-    picture : int64 array, shape (tiles,)
-        The number of the picture.
-    tiles : int64 array, shape (tiles, 4)
-        Top, left, height and width. A picture of unknown size has one tile, of -1.
+    ``sizes`` are heights and widths, int64 (pictures, 2). A tile is top, left, height and width; a
+    picture of unknown size, -1, has one of -1.
     """
     known, whole, shared = (sizes > 0).all(axis=1), np.array(size), np.array(overlap)
     step = whole - shared
@@ -255,9 +240,9 @@ def _with_parts(
 ) -> DataFrame:
     """The row of each part, with its reference and the columns that tell it.
 
-    ``picture`` is the number of its row in ``frame``, int64 (n,), ``page`` its page, -1 for that of
-    this row; ``parts`` has top, left, height and width in this row's image, int64 (n, 4), all -1 if
-    unknown; those that are not cut are all of it.
+    ``picture`` is the number of its row in ``frame``, ``page`` its page, -1 for that of this row,
+    int64 (n,); ``parts`` are rectangles in this row's image as of `tile_grid`; all of it, if not
+    ``is_cut``.
     """
     backend = backend_of(frame)
     frame = frame.take(picture)
@@ -307,7 +292,6 @@ def _images(frame: AnyFrame, names: Sequence[str] | None) -> Images:
 
 
 def _pair(argument: str, value: int | tuple[int, int], least: int) -> tuple[int, int]:
-    """(height, width) of an argument that is one number or both."""
     both = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, value)
     advice = f"pass pixels, a whole number of at least {least}, or (height, width)"
     height, width = (whole_number(argument, edge, least, advice) for edge in both)

@@ -113,10 +113,7 @@ def header_of(format: str | None, stored: StoredHeader, max_pixels: int) -> Head
 
 
 def read_stored_header(data: LazyBytes, page: int = 0) -> tuple[str | None, StoredHeader]:
-    """Read an image's format and stored header: before orientation and the check of max_pixels.
-
-    ``page`` is as for `read_header`.
-    """
+    """Read an image's format and stored header: before orientation and the check of max_pixels."""
     head = bytes(data[:SIGNATURE_BYTES])
     format = image_format(head)
     try:
@@ -142,20 +139,9 @@ def read_stored_header(data: LazyBytes, page: int = 0) -> tuple[str | None, Stor
 def page_shapes(data: LazyBytes) -> list[tuple[int, int]]:
     """Height and width of each page of a TIFF, or frame of an animation, after orientation.
 
-    Nothing is decoded. Of a TIFF, the levels of a pyramid follow the page that they belong to, if
-    they are stored in its SubIFDs, and are pages like others if not. GIF, WebP and PNG may be
-    animations, all frames of which have the size of the first. Images of other formats have one
-    page.
-
-    Parameters
-    ----------
-    data : bytes-like, or an object with a length and bytes-like slices
-        The whole encoded image.
-
-    Raises
-    ------
-    BadImage
-        If it is not an image, or its pages can't be counted.
+    Nothing is decoded. Levels of a pyramid are pages, too: those in SubIFDs follow their page. All
+    frames of a GIF, WebP or PNG are of one size; images of other formats have one page. `BadImage`
+    is raised if it is not an image, or its pages can't be counted.
     """
     format, stored = read_stored_header(data)
     if format == "tiff":

@@ -78,12 +78,7 @@ _ANIMATED: Final = ("gif", "png", "webp")
 
 
 def count_frames(data: LazyBytes, format: str) -> int:
-    """Number of frames of an animation, as it says; 1 for others. Nothing is decoded.
-
-    Raises
-    ------
-    BadImage
-    """
+    """Number of frames of an animation, as it says; 1 for others. Nothing is decoded."""
     if format not in _ANIMATED:
         return 1
     with open_image(_as_file(data), format) as image, pillow_errors():

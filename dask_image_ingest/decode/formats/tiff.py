@@ -27,7 +27,7 @@ from dask_image_ingest.decode.formats.stored import (
     StoredHeader,
     no_page,
 )
-from dask_image_ingest.decode.region import Region
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.storage import LazyBytes, Range, merge
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
@@ -203,18 +203,17 @@ class TiffLayout:
         return StoredHeader(height, width, self.samples, self.orientation, True, error)
 
     def cut(self, data: LazyBytes, region: Region | None) -> TiffCut:
-        """The strips or tiles that an upright region meets; None for all.
-
-        Raises
-        ------
-        BadImage
-            If the directory names bytes that the file does not have.
-        """
-        (height, width), (rows, columns) = self.shape, self._stored(region)
+        """The strips or tiles that an upright region meets; None for all."""
+        height, width = self.shape
+        part = whole = Region(0, 0, height, width)
+        if region is not None:
+            part = region.stored(self.upright_shape, self.orientation)
+        if part.inside((height, width)) != part:
+            raise BadImage("corrupt", "its pixels are not of the size in its header")
         if self.compression == _OLD_JPEG:  # its parts lie where only tags of its own say
             arrays = self.arrays.items()
             tags = {tag: self._numbered(data, tag, range(count)) for tag, (_, count, _) in arrays}
-            return TiffCut(range(height), range(width), rows, columns, tags, [(8, len(data))])
+            return TiffCut(whole, part, tags, [(8, len(data))])
         tiled = _TILE_OFFSETS in self.arrays
         if tiled:
             high, wide = self._get(_TILE_HEIGHT, 0), self._get(_TILE_WIDTH, 0)
@@ -222,8 +221,8 @@ class TiffLayout:
             high, wide = min(self._get(_STRIP_ROWS, height), height), width
         if not high or not wide:
             raise BadImage("corrupt", f"its pieces are {wide} x {high}")
-        down = range(rows.start // high, ceil(rows.stop / high))
-        across = range(columns.start // wide, ceil(columns.stop / wide))
+        down = range(part.top // high, ceil((part.top + part.height) / high))
+        across = range(part.left // wide, ceil((part.left + part.width) / wide))
         per_row, per_plane = ceil(width / wide), ceil(height / high) * ceil(width / wide)
         where, lengths = (_TILE_OFFSETS, _TILE_BYTES) if tiled else (_STRIP_OFFSETS, _STRIP_BYTES)
         planes = range(self.samples if self.planar else 1)
@@ -231,16 +230,19 @@ class TiffLayout:
         places = itertools.product(planes, down, across)
         numbers = [plane * per_plane + row * per_row + column for plane, row, column in places]
         offsets = self._numbered(data, where, numbers)
-        held = range(down.start * high, min(down.stop * high, height))
+        top, left = down.start * high, across.start * wide
+        held = Region(top, left, down.stop * high - top, across.stop * wide - left).inside(
+            self.shape
+        )
         if self.compression == _UNCOMPRESSED and self.photometric != _YCBCR:
             # Many writers get the sizes wrong, and no reader needs them.
             row_bytes = ceil(wide * (self.bits[0] if self.planar else sum(self.bits)) / 8)
             if not tiled and len(down) == 1:  # one strip may be all of a large image
-                offsets = [offset + (rows.start - held.start) * row_bytes for offset in offsets]
-                held, high = rows, len(rows)
+                offsets = [offset + (part.top - top) * row_bytes for offset in offsets]
+                high, held = part.height, Region(part.top, 0, part.height, width)
             sizes = [high * row_bytes] * len(numbers)
             for last in range(len(down) - 1, 0 if tiled else len(numbers), len(down)):
-                sizes[last] = (len(held) - (len(down) - 1) * high) * row_bytes
+                sizes[last] = (held.height - (len(down) - 1) * high) * row_bytes
         else:
             sizes = self._numbered(data, lengths, numbers)
             if per_plane == len(numbers) == 1 and not any(sizes):
@@ -249,23 +251,7 @@ class TiffLayout:
             if not length or offset + length > len(data):
                 raise BadImage("truncated", f"{length} bytes of pixels at {offset} of {len(data)}")
         ranges = merge((at, at + size) for at, size in zip(offsets, sizes, strict=True))
-        wider = range(across.start * wide, min(across.stop * wide, width))
-        return TiffCut(held, wider, rows, columns, {where: offsets, lengths: sizes}, ranges)
-
-    def _stored(self, region: Region | None) -> tuple[range, range]:
-        """Stored rows and columns of an upright region."""
-        if region is None:
-            return range(self.shape[0]), range(self.shape[1])
-        (top, left, high, wide), (height, width) = region[:4], self.upright_shape
-        if region.inside((height, width)) != region:
-            raise BadImage("corrupt", "its pixels are not of the size in its header")
-        # The inverse of turning it upright, backwards.
-        if self.orientation in (3, 4, 7, 8):
-            top = height - top - high
-        if self.orientation in (2, 3, 6, 7):
-            left = width - left - wide
-        rows, columns = range(top, top + high), range(left, left + wide)
-        return (columns, rows) if self.orientation in SWAPPED else (rows, columns)
+        return TiffCut(held, part, {where: offsets, lengths: sizes}, ranges)
 
     def _numbered(self, data: LazyBytes, tag: int, numbers: Sequence[int]) -> list[int]:
         """Some values of a tag with one for each strip or tile; only these are read."""
@@ -278,8 +264,7 @@ class TiffLayout:
         return [values[number - first] for number in numbers]
 
     def _refuse_fewer(self, tag: int, wanted: int) -> None:
-        count = self.arrays[tag][1] if tag in self.arrays else 0
-        if wanted > count:
+        if wanted > (count := self.arrays.get(tag, (0, 0, 0))[1]):
             raise BadImage("corrupt", f"{count} of {wanted} strips or tiles")
 
     def written(self, data: LazyBytes, part: TiffCut, *, inverted: bool = True) -> bytes:
@@ -287,11 +272,6 @@ class TiffLayout:
 
         A BigTIFF becomes a TIFF. Orientation is left to the caller, and with ``inverted=False`` 0
         is black.
-
-        Raises
-        ------
-        BadImage
-            If it does not fit into a TIFF.
         """
         tags = {tag: value for tag, value in self.tags.items() if tag != _ORIENTATION}
         if not inverted and not self.photometric:
@@ -304,7 +284,7 @@ class TiffLayout:
                 moves = [ends[number] - starts[number] for number in numbers]
                 values = list(map(sum, zip(values, moves, strict=True)))
             tags[tag] = (4, tuple(values))
-        rows, columns = part.shape
+        rows, columns = part.held[2:4]
         strip = min(self._get(_STRIP_ROWS, rows), rows)
         tags |= {_HEIGHT: (4, (rows,)), _WIDTH: (4, (columns,))}
         tags |= {_STRIP_ROWS: (4, (strip,))} if _STRIP_OFFSETS in part.tags else {}
@@ -324,41 +304,24 @@ class TiffCut(NamedTuple):
 
     Attributes
     ----------
-    held_rows, held_columns
-        The stored pixels that they hold.
-    rows, columns
-        Those of the part.
+    held, part
+        Stored pixels of these strips or tiles, and of the part.
     tags
-        Offsets and sizes of these strips or tiles, by tag.
+        Offsets and sizes of the strips or tiles, by tag.
     ranges
         The bytes of the file that hold them, sorted.
     """
 
-    held_rows: range
-    held_columns: range
-    rows: range
-    columns: range
+    held: Region
+    part: Region
     tags: dict[int, list[int]]
     ranges: list[Range]
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width of what the strips or tiles hold."""
-        return len(self.held_rows), len(self.held_columns)
-
-    def of(self, pixels: np.ndarray) -> np.ndarray:
-        """Cut the part out of the decoded strips or tiles."""
-        top, left = self.held_rows.index(self.rows[0]), self.held_columns.index(self.columns[0])
-        return pixels[top : top + len(self.rows), left : left + len(self.columns)]
-
 
 class OpenTiff:
-    """A TIFF that is read by slices: what of it is wanted, and no more.
+    """A TIFF that is read by slices of ``content``: bytes, or a shard that has it at ``offset``.
 
-    Parameters
-    ----------
-    content, offset, size
-        Bytes, or the open shard, that have the file at ``offset``; by default it is all of them.
+    What it reads raises `BadImage` if directories are damaged, or lead out of the file.
     """
 
     def __init__(self, content: LazyBytes, offset: int = 0, size: int | None = None) -> None:
@@ -370,9 +333,9 @@ class OpenTiff:
         self._order: Literal["<", ">"] = "<" if head[:2] == b"II" else ">"
         self._is_big = _BIG_NUMBER in head[2:4]
         (self._first,) = _unpacked(f"{self._order}{'8xQ' if self._is_big else '4xI'}", head)
-        # Directories that were found so far, and those that follow, the next one last.
-        self._found, self._pending = list[int](), [self._first]
-        self._seen, self._lock = set[int](), threading.Lock()
+        # Directories that were found so far, and the next one that no SubIFDs name.
+        self._found, self._seen, self._next = list[int](), set[int](), self._first
+        self._lock = threading.Lock()
 
     def __len__(self) -> int:
         return self._size
@@ -410,19 +373,19 @@ class OpenTiff:
     def _directories(self, wanted: int) -> list[int]:
         """Offsets of the first directories: of each page, and after it those of its SubIFDs."""
         with self._lock:
-            while self._pending and len(self._found) < wanted:
-                if not (at := self._pending.pop()):
-                    continue
-                if at in self._seen:
-                    raise BadImage("corrupt", f"its directories lead back to byte {at}")
-                self._found.append(at)
-                self._seen.add(at)
-                entries, end = self._entries(at)
-                self._pending.append(self._word(self[end : end + 8]))
+            while self._next and len(self._found) < wanted:
+                if self._next in self._seen:
+                    raise BadImage("corrupt", f"its directories lead back to byte {self._next}")
+                self._seen.add(self._next)
+                entries, end = self._entries(self._next)
+                self._found.append(self._next)
                 for tag, kind, count, value in entries:
                     if tag == _SUB_DIRECTORIES and kind in _OFFSETS and count <= MAX_PARTS:
                         offsets = f"{self._order}{count}{_OFFSETS[kind]}"
-                        self._pending += reversed(_unpacked(offsets, self._value(offsets, value)))
+                        below = dict.fromkeys(_unpacked(offsets, self._value(offsets, value)))
+                        # Their own links may lead from one to the other.
+                        self._found += [at for at in below if at not in self._seen]
+                self._next = self._word(self[end : end + 8])
         return self._found
 
     def _layout(self, at: int, wanted: frozenset[int]) -> TiffLayout:
@@ -465,9 +428,9 @@ class OpenTiff:
 
     def _value(self, format: str, entry: bytes) -> bytes:
         """The bytes of a tag's values: its entry's, or those at the offset in there."""
-        size = struct.calcsize(format)
-        at = self._word(entry) if size > len(entry) else 0
-        return bytes(self[at : at + size]) if size > len(entry) else entry
+        if (size := struct.calcsize(format)) <= len(entry):
+            return entry
+        return bytes(self[(at := self._word(entry)) : at + size])
 
 
 def _unpacked(format: str, data: LazyBytes) -> tuple[int, ...]:
@@ -485,11 +448,7 @@ def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS, page: int 
     """Layout of a page of a TIFF or BigTIFF.
 
     After each page come the directories that its SubIFDs name: levels of a pyramid, usually.
-
-    Raises
-    ------
-    BadImage
-        If its directory is truncated, or there is no such page.
+    `BadImage` is raised if its directory is truncated, or there is no such page.
     """
     return as_open_tiff(data).layout(page, wanted)
 
@@ -504,12 +463,20 @@ def as_open_tiff(data: LazyBytes) -> OpenTiff:
     return data if isinstance(data, OpenTiff) else OpenTiff(data)
 
 
-def is_smaller_whole(data: LazyBytes, page: int, regions: Sequence[Region]) -> bool:
-    """True if a page has fewer pixels than the strips or tiles of all these regions together."""
+def are_joined(data: LazyBytes, parts: Sequence[Part], max_pixels: int) -> bool:
+    """True if one decode of what is around parts of a page takes less than one of each part.
+
+    Not where it would read much more, or hold more pixels than ``max_pixels``.
+    """
     with suppress(BadImage):
-        layout = read_layout(data, page=page)
-        shapes = (layout.cut(data, region).shape for region in regions)
-        return prod(layout.shape) < sum(map(prod, shapes))
+        layout = read_layout(data, page=parts[0].page)
+        regions = [part.region.inside(part.shape) for part in parts]
+        cuts = [layout.cut(data, region) for region in regions]
+        around = layout.cut(data, Region.around(regions))
+        if prod(around.held[2:4]) < min(max_pixels, sum(prod(cut.held[2:4]) for cut in cuts)):
+            of_each = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
+            read = [sum(stop - start for start, stop in some) for some in (of_each, around.ranges)]
+            return read[1] <= 1.1 * read[0]
     return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 
@@ -10,14 +11,17 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 import pytest
+from counted import work  # noqa: F401
 from handmade import exif, insert_after_soi, jpeg_segment
-from odd_shards import PHOTOS, in_this_process  # noqa: F401
+from nvidia.dali import fn
+from odd_shards import in_this_process  # noqa: F401
 from PIL import Image, ImageOps
 from synthetic import photograph
 from tars import tar
 
 import dask_image_ingest as dii
 from dask_image_ingest.dataset.references import fetch as fetching
+from dask_image_ingest.decode import crash_log
 from dask_image_ingest.errors import ArgumentError, ImageDecodeError, PartitionTooLargeError
 
 BOX = pd.ArrowDtype(pa.list_(pa.float64()))
@@ -98,6 +102,7 @@ def test_a_box_has_the_pixels_of_pillows_crop(seed):
             assert np.array_equal(image, crop), (images[number][0], box)
 
 
+@pytest.mark.filterwarnings("ignore:.* of several pages")
 @pytest.mark.parametrize("mode", ["RGB", "L", "RGBA", "labels", "raw"])
 def test_every_format_has_the_pixels_of_a_slice(mode):
     random = np.random.default_rng(0)
@@ -212,27 +217,25 @@ def test_the_bytes_of_a_picture_are_fetched_and_its_header_read_once(boxed, monk
     assert len(fetched) == len(read) == len(boxed[1])
 
 
-def test_the_region_of_a_box_is_told_and_points_follow_into_it(boxed):
+def test_the_part_of_a_box_is_told_and_points_follow_into_it(boxed):
     rows = boxes_of(boxed)
     rows["point"] = rows["json.boxes"].astype(BOX)
     crops = crops_of(rows, margin=0.25, points="point", size=50).compute()
-    for key, box, point, region in zip(
-        crops["__key__"], crops["json.boxes"], crops["point"], crops["image.region"], strict=True
+    told = crops[["part.page", "part.top", "part.left", "height", "width"]].to_numpy().tolist()
+    for key, box, point, part in zip(
+        crops["__key__"], crops["json.boxes"], crops["point"], told, strict=True
     ):
         height, width = boxed[1][key].shape[:2]
         left, top, right, bottom = (
-            round(box[0] - box[2] / 4),
-            round(box[1] - box[3] / 4),
-            round(box[0] + box[2] * 5 / 4),
-            round(box[1] + box[3] * 5 / 4),
+            max(0, round(box[0] - box[2] / 4)),
+            max(0, round(box[1] - box[3] / 4)),
+            min(width, round(box[0] + box[2] * 5 / 4)),
+            min(height, round(box[1] + box[3] * 5 / 4)),
         )
-        left, top, right, bottom = max(0, left), max(0, top), min(width, right), min(height, bottom)
-        found = [*region.values()]
-        assert found == [top, left, bottom - top, right - left, False]
+        assert part == [0, top, left, bottom - top, right - left]
         scale = np.array([50 / (right - left), 50 / (bottom - top)])
-        assert np.allclose(
-            point[:2], np.subtract(box[:2], [left, top]) * scale, rtol=1e-5, atol=1e-4
-        )
+        moved = np.subtract(box[:2], [left, top]) * scale
+        assert np.allclose(point[:2], moved, rtol=1e-5, atol=1e-4)
         assert list(point[2:]) == list(box[2:])
 
 
@@ -326,3 +329,123 @@ def test_limits_are_those_of_the_box(boxed, monkeypatch):
     dii.decode_images(frame.iloc[:2], image="file", box="box")
     with pytest.raises(PartitionTooLargeError):
         dii.decode_images(frame.iloc[[0, 1, 0, 1]], image={"b": "file"}, box="box")
+
+
+def test_a_mask_has_the_random_crop_of_its_image(tmp_path):
+    members = {}
+    for key in "ab":
+        photo = photograph(90, 120, seed=ord(key))
+        members |= {
+            f"{key}.jpg": corpus.save(photo, "JPEG"),
+            f"{key}.seg.png": corpus.save(photo.convert("L"), "PNG"),
+        }
+    (tmp_path / "a.tar").write_bytes(tar(members))
+    rows = dii.read_webdataset_images(
+        str(tmp_path / "a.tar"),
+        decode=False,
+        image={"image": "jpg", "mask": "seg.png"},
+    ).compute()
+    rows = pd.concat([rows, rows])
+    rows["box"] = pd.array([[10, 10, 80, 70], [0, 5, 60, 80], [20, 0, 99, 50], [1, 1, 9, 9]], BOX)
+    augment = ["random_resized_crop", "random_horizontal_flip"]
+    crops = dii.decode_images(
+        rows, image="image", box="box", size=20, augment=augment[0], errors="raise"
+    )
+    crops = dii.decode_images(
+        crops, image="mask", box="box", size=20, augment=augment[0], mode="labels", errors="raise"
+    )
+    assert crops["image.region"].tolist() == crops["mask.region"].tolist()
+    assert len({tuple(region.values()) for region in crops["image.region"]}) == 4
+
+
+def flipped(images):
+    return fn.flip(images, horizontal=1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"transform": flipped},
+        {"augment": dii.RandomHorizontalFlip(1)},
+        {"augment": [dii.RandomHorizontalFlip(1), dii.ColorJitter()], "size": 30},
+        {"size": 20, "resize": "crop", "interpolation": "bicubic"},
+        {"size": 40, "resize": "longer"},
+    ],
+    ids=["transform", "flip", "pixels", "cubic", "longer"],
+)
+def test_what_follows_the_decode_sees_the_box_alone(boxed, options):
+    rows = boxes_of(boxed).compute()
+    plain = crops_of(rows)
+    # The crops as files of their own, in the place of the pictures.
+    files = plain.images.encode("png").to_frame("png").reset_index(drop=True)
+    expected = dii.decode_images(files, image={"image": "png"}, **options).images.arrays()
+    found = crops_of(rows, **options).images.arrays()
+    jitter = isinstance(options.get("augment"), list)  # is drawn for each sample
+    for one, other in zip(found, expected, strict=True):
+        assert one.shape == other.shape
+        assert jitter or abs(one.astype(int) - other).max() <= (2 if "size" in options else 0)
+
+
+def test_views_of_a_part_are_cut_from_one_decode_of_it(boxed, work):  # noqa: F811
+    rows = dii.read_webdataset_images(str(boxed[0] / "*.tar"), decode=False)
+    for name in ("image", "height", "width"):
+        rows[f"other.{name}".removesuffix(".image")] = rows[name]
+    rows = rows.images.tiles(50, image=["image", "other"])
+    options = {"size": 24, "augment": "random_resized_crop"}
+    both = dii.decode_images(rows, image="image", **options)
+    both = dii.decode_images(both, image="other", view=1, **options).compute()
+    decoded = work["decoded"]
+    alone = dii.decode_images(rows, image="other", view=1, **options).compute()
+    assert decoded == len(both) == len(alone)
+    assert both["other.region"].tolist() == alone["other.region"].tolist()
+    for one, other in zip(
+        both.images["other"].arrays(), alone.images["other"].arrays(), strict=True
+    ):
+        assert np.array_equal(one, other)
+
+
+def test_a_box_that_is_decoded_under_guard_has_its_pixels(boxed, monkeypatch):
+    @contextlib.contextmanager
+    def after_a_crash(_):
+        yield True
+
+    rows = boxes_of(boxed).compute().iloc[:4]
+    monkeypatch.setattr(crash_log, "in_progress", after_a_crash)
+    check_crops(crops_of(rows), boxed[1])
+
+
+def test_fingerprints_and_the_gallery_know_boxes_apart(boxed):
+    rows = boxes_of(boxed)
+    for frame in (crops_of(rows), crops_of(rows).compute()):
+        hashed = dii.curate.compute_fingerprints(frame, ["bytes"])
+        hashes = hashed["fingerprint.bytes"]
+        hashes = hashes.compute() if hasattr(hashes, "compute") else hashes
+        table = rows[["__key__", "json.boxes"]].compute()
+        distinct = {(key, *box) for key, box in zip(*map(table.get, table), strict=True)}
+        assert hashes.nunique() == len(distinct)
+
+
+@pytest.mark.more
+def test_a_million_boxes_move_without_a_pixel(tmp_path, monkeypatch):
+    photo, random = corpus.save(photograph(60, 80), "JPEG"), np.random.default_rng(0)
+    for shard in range(4):
+        members = {}
+        for number in range(25):
+            boxes = json.dumps({"boxes": random.integers(0, 30, (10_000, 4)).tolist()})
+            key = f"{shard}{number:02}"
+            members |= {f"{key}.jpg": photo, f"{key}.json": boxes.encode()}
+        (tmp_path / f"{shard}.tar").write_bytes(tar(members))
+
+    def nothing(*_):
+        raise AssertionError("an image was opened")
+
+    monkeypatch.setattr(fetching, "fetch_encoded", nothing)
+    rows = boxes_of((tmp_path, None))[["__key__", "image", "json.boxes"]]
+    rows["number"] = 1
+    assert len(rows) == 1_000_000
+    rows = rows[rows["__key__"] != "000"].sample(frac=0.5, random_state=0)
+    scores = pd.DataFrame({"__key__": [f"{n // 25}{n % 25:02}" for n in range(100)], "score": 1})
+    moved = rows.merge(scores, on="__key__").shuffle("__key__")
+    pool = pa.default_memory_pool()
+    assert pool.max_memory() < 3e9
+    assert moved["number"].sum().compute() == 495_000
