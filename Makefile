@@ -18,7 +18,7 @@ checked := dask_image_ingest tests examples benchmarks tools docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup notebooks demo test test-more test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel bench gpu-test gpu-api gpu-faults clean
+.PHONY: help setup notebooks demo test test-more test-fast test-packaging test-torch nightly coverage oldest fuzz queries lint format hooks docs wheel release-check bench gpu-test gpu-api gpu-faults clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' Makefile
@@ -89,6 +89,10 @@ wheel: .venv/.stamp-test ## build the wheel and the source distribution into dis
 	@$(bin)/python -m build --outdir dist . >.venv/build.log 2>&1 || { cat .venv/build.log; exit 1; }
 	@ls dist/*
 
+release-check: .venv/.stamp-test ## check the wheel and the source distribution as on every Python that is here, into dist/ (minutes)
+	@rm -rf dist
+	@$(bin)/python tools/release_check.py --out dist
+
 bench: .venv/.stamp-bench ## compare with the peers, in one run on this machine
 	@set -e; for script in $(sort $(wildcard benchmarks/[a-z]*.py)); do $(bin)/python $$script; done
 	@test -n "$(wildcard benchmarks/[a-z]*.py)" || echo "There are no benchmarks yet."
@@ -147,10 +151,7 @@ clean: ## remove the environments, caches, and what the demo and the builds wrot
 	@touch $@
 
 , := ,
-# pip is heard only when it fails.
-install = echo "Installing dask-image-ingest[$2] into $1 (a minute or two, once) ..."; \
-  $1/bin/python -m pip install --disable-pip-version-check --no-input $3 -e ".[$2]" >$1/pip.log 2>&1 \
-  || { tail -n 30 $1/pip.log; echo "pip failed: the lines above are the end of $1/pip.log."; exit 1; }
+install = $1/bin/python tools/install.py $2 $3
 
 # The newest Python for .venv, the oldest for .oldest. Each is run, since a name on PATH may be a
 # shim of a Python that is not installed.

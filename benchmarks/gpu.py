@@ -242,7 +242,14 @@ def without_gpu(arguments) -> None:
 def chosen(arguments) -> list[Kind]:
     """The kinds that were asked for."""
     kinds = [kind for kind in KINDS if not arguments.only or kind.name in arguments.only]
-    return [kind._replace(shards=max(1, int(kind.shards * arguments.scale))) for kind in kinds]
+    return [_scaled(kind, kind.shards * arguments.scale) for kind in kinds]
+
+
+def _scaled(kind: Kind, shards: float) -> Kind:
+    """The kind with so many shards; less than one is a small one."""
+    if shards >= 1:
+        return kind._replace(shards=int(shards))
+    return kind._replace(shards=1, per_shard=max(1, int(kind.per_shard * shards)))
 
 
 def say(line: str) -> None:

@@ -13,6 +13,7 @@ from dask_image_ingest.cluster import (
 from dask_image_ingest.computing import progress
 from dask_image_ingest.dataset import (
     decode_images,
+    from_arrow,
     read_images,
     read_parquet_images,
     read_webdataset_images,
@@ -63,6 +64,7 @@ __all__ = [
     "checkpoint",
     "curate",
     "decode_images",
+    "from_arrow",
     "gallery",
     "mix_batches",
     "prepare_cluster",

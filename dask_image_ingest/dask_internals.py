@@ -34,8 +34,8 @@ from dask.dataframe.dask_expr._reductions import (
 )
 from dask.dataframe.dask_expr._repartition import Repartition
 from dask.dataframe.dask_expr._shuffle import (
-    BaseSetIndexSortValues, RearrangeByColumn, SetIndex, ShuffleBase, SortValues,
-    _get_divisions, divisions_lru,
+    AssignPartitioningIndex, BaseSetIndexSortValues, RearrangeByColumn, SetIndex, ShuffleBase,
+    SortValues, _get_divisions, divisions_lru,
 )
 from dask.dataframe.dask_expr.io.io import BlockwiseIO, FromGraph, FromPandas
 from dask.dataframe.dask_expr.io.parquet import ReadParquet

@@ -22,6 +22,7 @@ _BY = {
     "height": "float64",
     "width": "float64",
     "baseline": "boolean",
+    "paged": "boolean",
     "error": "string",
 }
 
@@ -36,7 +37,8 @@ def count_images(rows: pd.DataFrame, member: str = IMAGE) -> pd.DataFrame:
     ----------
     rows
         A row for each sample, with any of ``nbytes`` (null without an image), ``format``,
-        ``height``, ``width``, ``baseline`` (of a JPEG) and ``error`` (of which the code counts).
+        ``height``, ``width``, ``baseline`` (of a JPEG), ``paged`` (several pages in a TIFF) and
+        ``error`` (of which the code counts).
         What can't be a size, as in columns of these names that are a table's own, is unknown.
     member
         The kind of all these images.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,14 @@ AnySeries: TypeAlias = "pd.Series | cudf.Series | dd.Series"
 
 #: Type of a column: NumPy's, or an extension type of pandas or cuDF.
 Dtype: TypeAlias = "np.dtype | pd.api.extensions.ExtensionDtype"
+
+
+class ArrowTable(Protocol):
+    """Rows of any engine with Arrow's stream interface: pyarrow, Polars, DuckDB."""
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        """A capsule of the stream of record batches."""
+
 
 #: In host memory, or in that of a GPU.
 Array: TypeAlias = "np.ndarray | cupy.ndarray"

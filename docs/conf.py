@@ -1,6 +1,11 @@
 """How ``make docs`` builds the site: the guide from Markdown, the reference from docstrings."""
 
+import sys
+from pathlib import Path
+
 import dask_image_ingest
+
+sys.path.insert(0, str(Path(__file__).parent))
 
 project = "dask-image-ingest"
 version = release = dask_image_ingest.__version__
@@ -16,6 +21,7 @@ extensions = [
     "sphinx_autosummary_accessors",
     "sphinx_copybutton",
     "sphinx_design",
+    "markdown_pages",  # beside this file: the pages as Markdown, and llms.txt
 ]
 exclude_patterns = ["_build"]
 templates_path = ["_templates"]

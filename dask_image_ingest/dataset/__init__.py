@@ -6,6 +6,7 @@ reading at ``scan/task.py``. Each folder shows what other subpackages may use of
 
 from dask_image_ingest.dataset import predicates
 from dask_image_ingest.dataset.decode_images import Frame, decode_images
+from dask_image_ingest.dataset.from_arrow import from_arrow
 from dask_image_ingest.dataset.image_files import read_images
 from dask_image_ingest.dataset.parquet_images import read_parquet_images
 from dask_image_ingest.dataset.read import filter_rows, read_webdataset_images
@@ -19,6 +20,7 @@ __all__ = [
     "files_of_rows",
     "files_read",
     "filter_rows",
+    "from_arrow",
     "predicates",
     "read_images",
     "read_parquet_images",

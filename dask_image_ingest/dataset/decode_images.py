@@ -13,6 +13,7 @@ from dask_image_ingest.arguments import (
     shown,
 )
 from dask_image_ingest.dask_internals import FrameBase, new_collection
+from dask_image_ingest.dataset.from_arrow import from_arrow, is_arrow_table
 from dask_image_ingest.dataset.read_options import ErrorPolicy
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import decode_partition
@@ -25,6 +26,7 @@ from dask_image_ingest.dataset.references.make_references import (
     references_of_locations,
     with_encoded,
 )
+from dask_image_ingest.dataset.references.parts import check_box, cut_boxes, with_boxes
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, error_filter
 from dask_image_ingest.dataset.schema.annotations import (
     BoxFormat,
@@ -32,12 +34,13 @@ from dask_image_ingest.dataset.schema.annotations import (
     check_annotations,
     parse_annotations,
 )
-from dask_image_ingest.dataset.schema.columns import image_field, region_field
+from dask_image_ingest.dataset.schema.columns import image_field, part_names, region_field
 from dask_image_ingest.decode import (
     MAX_PIXELS,
     Augment,
     Interpolation,
     Mode,
+    Outside,
     Resize,
     make_decode_spec,
 )
@@ -54,6 +57,9 @@ def decode_images(
     frame: Frame,
     *,
     image: str | Sequence[str] | Mapping[str, str] | None = None,
+    box: str | None = None,
+    margin: float = 0.0,
+    outside: Outside = "clip",
     size: int | tuple[int, int] | None = None,
     resize: Resize = "stretch",
     interpolation: Interpolation = "bilinear",
@@ -84,16 +90,28 @@ def decode_images(
     Parameters
     ----------
     frame
-        A Dask, pandas or cuDF dataframe: with columns of references, as
-        ``read_webdataset_images(..., decode=False)`` gives them; or with the columns ``__url__``,
-        ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame with a column of
-        encoded images.
+        A Dask, pandas or cuDF dataframe, or a table that :func:`from_arrow` takes: with columns of
+        references, as ``read_webdataset_images(..., decode=False)`` gives them; or with the columns
+        ``__url__``, ``offset`` and ``nbytes`` of :func:`read_webdataset_images`; or any frame with
+        a column of encoded images.
     image
         What to decode: a column of references or a list of these, by default all. Or a column of
         encoded images: bytes (Arrow's ``binary``, or Python objects), or ``struct<bytes, path>`` as
         in Hugging Face tables. Rows without bytes are ``missing``: a path alone is not opened. The
         images take its place, or with a mapping, ``{"image": "jpg"}``, are a new column. To decode
         several columns with different options, call the function once for each.
+    box
+        Column with four numbers in each row: only this part of each picture is decoded. Make a row
+        of each box by ``frame.explode``. ``box_format`` and ``coordinates`` apply, in pixels of the
+        upright picture; edges are rounded as Pillow's ``crop`` does. A reference that has a part
+        already, such as a tile, gets the box in that part. A box that is null, or has no area, has
+        the error ``box``.
+    margin
+        Share of its own width and height by which a box grows on each side.
+    outside
+        What becomes of a part that reaches beyond its picture: ``"clip"`` cuts it off, ``"pad"``
+        makes black pixels, and with ``"error"`` the row has the error ``box``, as it always has if
+        the part lies outside altogether.
     size, resize, interpolation, crop_from, augment
         As for :func:`read_webdataset_images`.
     boxes, box_format, box_labels, min_visibility, points, coordinates
@@ -115,7 +133,7 @@ def decode_images(
         locations ``image``, which replaces one of that name. The errors of ``image``, and of the
         only image column of a frame without a column ``error``, are in ``error``, others in
         ``<name>.error``. Lazy if ``frame`` is: projections and filters of the result are pushed
-        below the decode.
+        below the decode. Of a table of another engine it is a frame in memory.
 
     Raises
     ------
@@ -139,6 +157,8 @@ def decode_images(
     >>> decode_images(files, image="png").images.arrays()[0].shape
     (224, 224, 3)
     """
+    if is_arrow_table(frame):
+        frame = from_arrow(frame)
     lazy = isinstance(frame, FrameBase)
     check_frame(frame)
     meta = frame._meta if lazy else frame
@@ -147,6 +167,7 @@ def decode_images(
         check_encoded(meta, encoded)
     elif not references:
         _check_locations(meta)
+    check_box(meta, box, margin)
     check_choice("errors", errors, ("null", "raise", "drop"))
     storage_options = check_storage_options(storage_options)
     storage_options = with_pipes_allowed(storage_options, allow_pipes)
@@ -161,6 +182,7 @@ def decode_images(
         transform=transform,
         max_pixels=max_pixels,
         view=view,
+        outside=outside,
     )
     annotations = parse_annotations(
         boxes, box_format, box_labels, min_visibility, points, coordinates
@@ -170,6 +192,7 @@ def decode_images(
         schema = backend_of(meta).to_arrow(meta[known]).schema
         types = dict(zip(schema.names, schema.types, strict=True))
         check_annotations(annotations, types, decoding)
+    names = tuple(references or (into,))
     images = tuple(
         ColumnDecode(
             name,
@@ -179,20 +202,25 @@ def decode_images(
             storage_options,
             region=region_field(name) if decoding.is_placed_at_random else None,
             annotations=None if number else annotations,
+            part=() if box is None else part_names(name, meta.columns, [name] == references[:1]),
         )
-        for number, name in enumerate(references or (into,))
+        for number, name in enumerate(names)
     )
     if not lazy:
         if encoded is not None:
             frame = with_encoded(frame, encoded, into, images[0].error)
         elif not references:
             frame = add_references(frame, into, images[0].error)
+        if box is not None:
+            frame = with_boxes(frame, names, box, box_format, margin, coordinates)
         return decode_partition(frame, images, error_filter(errors))
     rows = frame.expr
     if encoded is not None:
         rows = carry_images(rows, encoded, into, images[0].error)
     elif not references:
         rows = point_to_images(rows, into, images[0].error)
+    if box is not None:
+        rows = cut_boxes(rows, names, box, box_format, margin, coordinates)
     return new_collection(Decode(rows, images, error_filter(errors)))
 
 

@@ -30,20 +30,31 @@ from dask_image_ingest.decode.decode_spec import (
     DecodeSpec,
     ImageShape,
     Mode,
+    Outside,
     Resize,
     make_decode_spec,
 )
-from dask_image_ingest.decode.formats import SWAPPED, StoredHeader, read_stored_header
+from dask_image_ingest.decode.formats import (
+    SWAPPED,
+    BadImage,
+    StoredHeader,
+    has_several_pages,
+    page_shapes,
+    read_stored_header,
+)
 from dask_image_ingest.decode.formats.header import (
     LONGEST_EDGE,
     Header,
     header_of,
+    too_large,
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
+from dask_image_ingest.decode.formats.tiff import OpenTiff
 from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import RandomResizedCrop
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import Interpolation, ResizedImage, resized_cubic
 
 __all__ = [
@@ -54,6 +65,7 @@ __all__ = [
     "VALUE_TYPES",
     "Augment",
     "AutoAugment",
+    "BadImage",
     "ColorJitter",
     "DecodeSpec",
     "EncodedImages",
@@ -61,7 +73,10 @@ __all__ = [
     "ImageShape",
     "Interpolation",
     "Mode",
+    "OpenTiff",
     "Origin",
+    "Outside",
+    "Part",
     "PixelBuffer",
     "Pixels",
     "Placement",
@@ -70,6 +85,7 @@ __all__ = [
     "RandomErasing",
     "RandomHorizontalFlip",
     "RandomResizedCrop",
+    "Region",
     "Resize",
     "ResizedImage",
     "StoredHeader",
@@ -79,13 +95,16 @@ __all__ = [
     "decode_pool",
     "decode_threads",
     "from_bytes",
+    "has_several_pages",
     "header_of",
     "import_decoders",
     "is_baseline_jpeg",
     "make_decode_spec",
+    "page_shapes",
     "pixels_of",
     "printable",
     "read_stored_header",
     "resize_arrays",
     "resized_cubic",
+    "too_large",
 ]

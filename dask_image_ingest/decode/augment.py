@@ -10,11 +10,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final, Literal, NamedTuple, TypeAlias
+from typing import Final, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from dask_image_ingest.arguments import check_choice, is_whole, shown, whole_number
+from dask_image_ingest.arguments import is_whole, shown, whole_number
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.random_crop import (
     RandomResizedCrop,
@@ -38,7 +38,8 @@ class Step(NamedTuple):
         ``Flip``, ``Affine``, ``Erase``, ``Hue``, or one of torchvision's ``RandAugment``.
     values : tuple of float
         Of ``Affine`` the matrix from a pixel of the result to one of the image, row by row; of
-        ``Erase`` top, left, height and width; else at most one: factor, shift, bits, or threshold.
+        ``Erase`` top, left, height, width and the values; else at most one: factor, shift, bits, or
+        threshold.
     """
 
     operation: str
@@ -49,15 +50,7 @@ UNCHANGED: Final = Step("Identity")
 
 
 class PixelAugment:
-    """Random augmentation of decoded pixels, which follows the crop and the resize.
-
-    Attributes
-    ----------
-    operations : frozenset of str
-        Operations of its steps; ``Identity`` may be one of them in any case.
-    """
-
-    operations: ClassVar[frozenset[str]]
+    """Random augmentation of decoded pixels, which follows the crop and the resize."""
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
         """Steps for an image of this height and width, from random numbers of [0, 1)."""
@@ -84,8 +77,6 @@ class RandomHorizontalFlip(PixelAugment):
     """
 
     p: float = 0.5
-
-    operations: ClassVar = frozenset({"Flip"})
 
     def __post_init__(self) -> None:
         set_probability(self, "p")
@@ -132,8 +123,6 @@ class ColorJitter(PixelAugment):
     contrast: Range = 0
     saturation: Range = 0
     hue: Range = 0
-
-    operations: ClassVar = frozenset(operation for _, operation, *_ in _JITTER)
 
     def __post_init__(self) -> None:
         for name, _, least, unchanged, most in _JITTER:
@@ -190,8 +179,6 @@ class RandomErasing(PixelAugment):
     ratio: tuple[float, float] = (0.3, 3.3)
     value: int | tuple[int, int, int] = 0
 
-    operations: ClassVar = frozenset({"Erase"})
-
     def __post_init__(self) -> None:
         set_probability(self, "p")
         set_range(self, "scale", 1)
@@ -205,6 +192,7 @@ class RandomErasing(PixelAugment):
         if next(numbers) >= self.p:
             return [UNCHANGED]
         (least, most), (low, high) = self.scale, map(math.log, self.ratio)
+        value = np.broadcast_to(self.value, 3).tolist()
         for _ in range(10):
             area = height * width * (least + (most - least) * next(numbers))
             ratio = math.exp(low + (high - low) * next(numbers))
@@ -212,7 +200,7 @@ class RandomErasing(PixelAugment):
             rows, columns = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
             if rows < height and columns < width:
                 top, left = int(down * (height - rows + 1)), int(across * (width - columns + 1))
-                return [Step("Erase", (top, left, rows, columns))]
+                return [Step("Erase", (top, left, rows, columns, *value))]
         return [UNCHANGED]
 
 
@@ -231,34 +219,24 @@ _RAND_AUGMENT: Final = (
 class Operations(PixelAugment):
     """Augmentation by operations of torchvision's ``_apply_op``, some of which move pixels."""
 
-    interpolation: Literal["nearest", "bilinear"]
-    fill: int
 
-    operations: ClassVar = frozenset({"Affine", "Invert", *_RAND_AUGMENT} - {*_MOVED})
-
-    def __post_init__(self) -> None:
-        check_choice("interpolation", self.interpolation, ("nearest", "bilinear"))
-        whole_number("fill", self.fill, 0, "pass a whole number, 0 to 255", most=255)
+# Strengths of an operation of `RandAugment`: torchvision's default.
+_BINS: Final = 31
 
 
 @dataclass(frozen=True)
 class RandAugment(Operations):
     """Some random operations of one strength, for ``augment=`` of a read.
 
-    As torchvision's of the same name: each operation is one of 14, with the magnitude of its table.
+    As torchvision's of the same name: each operation is one of 14, with the magnitude of its table;
+    what is turned, sheared or moved takes the nearest pixel, and black from outside.
 
     Parameters
     ----------
     num_ops : int
         Number of operations, one after the other.
     magnitude : int
-        Strength of all operations, 0 to ``num_magnitude_bins - 1``.
-    num_magnitude_bins : int
-        Number of strengths, at least 2.
-    interpolation : {"nearest", "bilinear"}
-        Filter of operations that turn, shear or move.
-    fill : int
-        Value of pixels from outside the image, 0 to 255.
+        Strength of all operations, 0 to 30.
 
     Raises
     ------
@@ -272,22 +250,17 @@ class RandAugment(Operations):
 
     num_ops: int = 2
     magnitude: int = 9
-    num_magnitude_bins: int = 31
-    interpolation: Literal["nearest", "bilinear"] = "nearest"
-    fill: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         whole_number("num_ops", self.num_ops, 1)
-        whole_number("num_magnitude_bins", self.num_magnitude_bins, 2)
-        advice = "pass a whole number from 0, less than num_magnitude_bins"
-        whole_number("magnitude", self.magnitude, 0, advice, self.num_magnitude_bins - 1)
+        advice = f"pass a whole number, 0 to {_BINS - 1}"
+        whole_number("magnitude", self.magnitude, 0, advice, _BINS - 1)
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
-        bins, steps = self.num_magnitude_bins, []
+        steps = []
         for _ in range(self.num_ops):
             name = _RAND_AUGMENT[int(next(numbers) * len(_RAND_AUGMENT))]
-            steps.append(_step(name, self.magnitude, bins, next(numbers) < 0.5, height, width))
+            steps.append(_step(name, self.magnitude, _BINS, next(numbers) < 0.5, height, width))
         return steps
 
 
@@ -313,28 +286,13 @@ _POLICY: Final = [
 class AutoAugment(Operations):
     """One of 25 pairs of operations at random, for ``augment=`` of a read.
 
-    As torchvision's of the same name with its default, the policy learned on ImageNet
-    (https://arxiv.org/abs/1805.09501).
-
-    Parameters
-    ----------
-    interpolation : {"nearest", "bilinear"}
-        Filter of operations that turn or shear.
-    fill : int
-        Value of pixels from outside the image, 0 to 255.
-
-    Raises
-    ------
-    ArgumentError
-        If a number is out of range.
+    As torchvision's of the same name with its defaults: the policy learned on ImageNet
+    (https://arxiv.org/abs/1805.09501), the nearest pixel, and black from outside the image.
 
     Examples
     --------
     >>> augment = ["random_resized_crop", "auto_augment"]
     """
-
-    interpolation: Literal["nearest", "bilinear"] = "nearest"
-    fill: int = 0
 
     def draw(self, numbers: Iterator[float], height: int, width: int) -> list[Step]:
         pair = _POLICY[int(next(numbers) * len(_POLICY))]
@@ -440,16 +398,15 @@ def parse_augment(augment: object) -> tuple[RandomResizedCrop | None, tuple[Pixe
 
 def draw_steps(
     augments: Sequence[PixelAugment], height: int, width: int, origin: Origin
-) -> list[list[Step]]:
-    """The steps of each augmentation for a decoded image: a function of its shape and origin.
+) -> list[Step]:
+    """The steps of the augmentations for a decoded image: a function of its shape and origin.
 
-    An augmentation draws as many steps for each image. Its numbers depend on no other augmentation,
-    unless one of the same class precedes it.
+    The numbers of an augmentation depend on no other one, unless one of the same class precedes it.
     """
-    drawn, seen = [], list[str]()
+    drawn, seen = list[Step](), list[str]()
     for augment in augments:
         name = type(augment).__name__[:14]
         numbers = uniform_numbers(origin, f"{name}{seen.count(name) or ''}")
-        drawn.append(augment.draw(numbers, height, width))
+        drawn += augment.draw(numbers, height, width)
         seen.append(name)
     return drawn

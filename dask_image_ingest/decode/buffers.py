@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from dask_image_ingest.decode.formats import Header
+from dask_image_ingest.decode.region import Part
 from dask_image_ingest.typedefs import Array, ArrayModule, ImageBatch
 
 #: Type of a pixel's value by its size in bytes: a column stores the size only.
@@ -73,6 +74,9 @@ class EncodedImages:
         Rows with equal numbers have the same pixels; None if all differ.
     source : hashable, or None
         Columns of equal sources have the same images in the same rows; None if that is not known.
+    parts : sequence of Part or None, or None
+        The part of its picture that each row's image is, to which its header then applies; None for
+        the whole picture. None instead of a sequence if all are whole.
     """
 
     headers: Sequence[Header]
@@ -82,9 +86,14 @@ class EncodedImages:
     prefetch: Callable[[], None] = _nothing
     pictures: np.ndarray | None = None
     source: Hashable | None = None
+    parts: Sequence[Part | None] | None = None
 
     def __len__(self) -> int:
         return len(self.headers)
+
+    def part(self, row: int) -> Part | None:
+        """The part of its picture that a row's image is; None for the whole picture."""
+        return None if self.parts is None else self.parts[row]
 
     def take(self, rows: np.ndarray) -> EncodedImages:
         """The images of the given rows, in that order."""
@@ -95,6 +104,7 @@ class EncodedImages:
             read=lambda row: self.read(numbers[row]),
             origin=lambda row: self.origin(numbers[row]),
             pictures=None if self.pictures is None else self.pictures[rows],
+            parts=None if self.parts is None else [self.parts[number] for number in numbers],
         )
 
 
@@ -120,6 +130,11 @@ def shapes_of(images: ImageBatch) -> np.ndarray:
 def shape_of(image: Any) -> tuple[int, ...]:
     """Height, width and channels of an array or a DALI tensor."""
     return image.shape() if callable(image.shape) else image.shape
+
+
+def on_host(images: Any) -> Any:
+    """A batch, or an image of one: a copy in host memory of what DALI has on a GPU."""
+    return images.as_cpu() if hasattr(images, "as_cpu") else images
 
 
 @dataclass(frozen=True)

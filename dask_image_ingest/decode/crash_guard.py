@@ -22,6 +22,7 @@ from dask_image_ingest.decode import crash_log
 from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, Pixels
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage, Header
+from dask_image_ingest.decode.region import Part
 from dask_image_ingest.errors import DaskImageIngestError
 from dask_image_ingest.typedefs import ImageBatch
 
@@ -55,8 +56,10 @@ class DecodeSubprocess:
             self._process.kill()
             self._exit_status()
 
-    def decode(self, header: Header, data: bytes, origin: Origin) -> np.ndarray:
-        """Decode one image.
+    def decode(
+        self, header: Header, data: bytes, origin: Origin, part: Part | None = None
+    ) -> np.ndarray:
+        """Decode one image, or a part of it.
 
         Raises
         ------
@@ -69,7 +72,7 @@ class DecodeSubprocess:
         for _ in range(2):
             process = self._running()
             try:
-                reply = self._request(process, (header, data, origin))
+                reply = self._request(process, (header, data, origin, part))
             except _DEATH:
                 death = _death_name(self._exit_status())
                 continue
@@ -129,7 +132,8 @@ def decode_guarded(images: EncodedImages, decoding: DecodeSpec, buffer: PixelBuf
             if header.error is not None:
                 continue
             try:
-                image = guard.decode(header, bytes(images.read(row)), images.origin(row))
+                data = bytes(images.read(row)[:])
+                image = guard.decode(header, data, images.origin(row), images.part(row))
             except BadImage as bad:
                 errors[row] = str(bad)
                 continue
@@ -170,13 +174,14 @@ def serve(decode: Decode) -> NoReturn:
     _reply(replies, READY)
     while True:
         try:
-            header, data, origin = pickle.load(requests)
+            header, data, origin, part = pickle.load(requests)
         except EOFError:
             # Without a shutdown of the libraries, which takes seconds.
             os._exit(0)
         image = _OneImage()
         try:
-            encoded = EncodedImages([header], [data].__getitem__, [origin].__getitem__)
+            parts = None if part is None else [part]
+            encoded = EncodedImages([header], [data].__getitem__, [origin].__getitem__, parts=parts)
             (pixels,) = decode(encoded, [decoding], [image])
         except Exception as error:  # of the user's transform, for example; the parent raises it
             _reply(replies, error)

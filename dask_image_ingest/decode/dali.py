@@ -27,8 +27,8 @@ from PIL import Image
 
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.random_crop import Region
-from dask_image_ingest.errors import MissingDependencyError
+from dask_image_ingest.decode.region import Region
+from dask_image_ingest.errors import MissingDependencyError, warn_user
 
 # Limit of a batch's decoded bytes: larger than on a CPU, to keep a GPU busy.
 _MAX_BYTES = 2**30
@@ -437,24 +437,13 @@ def _use_device(device: int | None) -> None:
 def new_pipeline(device: str, threads: int) -> Any:
     """An empty pipeline with this package's settings."""
     _, _, pipeline_class = dali()
-    return pipeline_class(**_settings(device, threads))
-
-
-def conditional_pipeline(device: str, threads: int, graph: Callable[[], Any]) -> Any:
-    """A pipeline with the output of ``graph``, in which ``if`` may ask for values of DALI."""
-    from nvidia.dali.pipeline import pipeline_def
-
-    return pipeline_def(enable_conditionals=True, **_settings(device, threads))(graph)()
-
-
-def _settings(device: str, threads: int) -> dict[str, Any]:
     keep_freed_memory()
-    return {
-        "batch_size": BATCH_SIZE,
-        "num_threads": threads,
-        "device_id": current_device() if device == "gpu" else None,
-        "prefetch_queue_depth": 1,
-    }
+    return pipeline_class(
+        batch_size=BATCH_SIZE,
+        num_threads=threads,
+        device_id=current_device() if device == "gpu" else None,
+        prefetch_queue_depth=1,
+    )
 
 
 def tensor_list(arrays: list[np.ndarray]) -> Any:
@@ -481,7 +470,7 @@ def parsed_shape(data: Any) -> tuple[int, int] | None:
 
 def place(region: Region, options: DecodeSpec) -> tuple[int, ...]:
     """Numbers of a region for DALI; on a GPU, also the height, width and start of its resize."""
-    if options.device == "cpu":
+    if options.device == "cpu" or options.size is None:
         return region
     geometry = options.geometry(region.height, region.width)
     return (*region, *geometry.whole, *geometry.start)
@@ -495,10 +484,12 @@ def _part(region: Any) -> dict[str, Any]:
 def gpu_resized(images: Any, options: DecodeSpec, places: Any = None) -> Any:
     """Append the DALI operators that resize on a GPU, given the `place` of each image."""
     fn, types, _ = dali()
+    if options.cuts:
+        # Black where a part reaches beyond its picture.
+        beyond = {"out_of_bounds_policy": "pad"} if options.in_parts else {}
+        images = fn.slice(images, **_part(places), **beyond)
     if options.size is None:
         return images
-    if options.augment is not None:
-        images = fn.slice(images, **_part(places))
     filters = {
         "nearest": types.INTERP_NN,
         # Linear with antialiasing is a triangular filter when an image shrinks, as in Pillow.
@@ -545,6 +536,17 @@ def import_decoders() -> None:
 
 
 @functools.cache
+def has_dali() -> bool:
+    """True if DALI can be imported; else a warning, once, that Pillow decodes in its place."""
+    try:
+        dali()
+    except MissingDependencyError as error:
+        warn_user(f"Pillow decodes all images, at about 0.7 of the speed of NVIDIA DALI. {error}")
+        return False
+    return True
+
+
+@functools.cache
 def dali() -> Any:
     """DALI's modules ``fn`` and ``types``, and its class ``Pipeline``.
 
@@ -557,7 +559,7 @@ def dali() -> Any:
         from nvidia.dali.pipeline import Pipeline
     except ImportError as error:
         raise MissingDependencyError(
-            "decoding images needs NVIDIA DALI, which is not installed: "
+            f"DALI, which transform= and GPUs need, can't be imported ({error}): "
             "pip install 'dask-image-ingest[cpu]' ('cpu' has no GPU, 'cuda12' and 'cuda13' do)"
         ) from error
     return fn, types, Pipeline

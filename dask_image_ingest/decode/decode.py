@@ -27,7 +27,7 @@ from dask_image_ingest.decode.dali import DaliDecoder, Item, Refused, decode_poo
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.planner import Batch, BatchPlanner, DecoderSet, decoders_for
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.scaled_jpeg import ScaledDecoder, any_reduced
 from dask_image_ingest.typedefs import ImageBatch
@@ -110,6 +110,8 @@ def decode_in_batches(
     decoding, *others = decodings
     if others:
         decoding = replace(decoding, size=None, augment=None, pixel_augments=(), transform=None)
+    if images.parts is not None:
+        decoding = replace(decoding, in_parts=True)
     errors = [header.error for header in images.headers]
     shapes = [np.zeros((len(images), 3), np.int32) for _ in decodings]
     itemsizes = np.ones(len(images), np.int64) if decoding.mode == "raw" else None
@@ -129,7 +131,9 @@ def decode_in_batches(
             # Of a tensor list, DALI has decoded all.
             found = decoded if isinstance(decoded, list) else ()
             schedule.learn(
-                row for row, image in zip(batch.dali_rows, found, strict=False) if image is None
+                rows[0]
+                for rows, image in zip(batch.dali_rows, found, strict=False)
+                if image is None
             )
             rows, decoded = _with_pillow(batch, decoded, schedule, errors, dali)
             views = zip(decodings, augmenting, buffers, shapes, strict=True)
@@ -157,6 +161,7 @@ def _cut(
     """Regions of images that were decoded in full, to be resized."""
     cut = []
     for row, image in zip(rows, decoded, strict=True):
+        # Of a part, its pixels alone were decoded.
         region = decoding.region(images.headers[row], partial(images.origin, row))
         assert region is not None
         geometry = decoding.geometry(region.height, region.width)
@@ -216,11 +221,12 @@ def _with_pillow(
         shapes = images.shape()
         if all(_as_expected(shapes[i], row, batch, schedule) for i, row in enumerate(batch.rows)):
             return batch.rows, images
-    by_row = {
-        row: image
-        for row, image in zip(batch.dali_rows, images, strict=True)
-        if image is not None and _as_expected(shape_of(image), row, batch, schedule)
-    }
+    by_row = {}
+    for rows, item, image in zip(batch.dali_rows, batch.encoded, images, strict=True):
+        for row in rows:
+            cut = _cut_out(image, row, item, batch, schedule)
+            if cut is not None and _as_expected(shape_of(cut), row, batch, schedule):
+                by_row[row] = cut
     for row in batch.rows:
         if errors[row] is None and row not in by_row and row not in batch.by_pillow:
             schedule.assign_to_pillow(row, batch)
@@ -257,6 +263,19 @@ def _pillow_outputs(
     return dict(zip(arrays, dali.resize(items), strict=True))
 
 
+def _cut_out(image: Any, row: int, item: Item, batch: Batch, schedule: BatchPlanner) -> Any:
+    """The part of a row, of DALI's image of an item, or None; on a GPU, DALI has cut it out."""
+    on_gpu = schedule.decoding.device == "gpu"
+    if image is None or on_gpu or schedule.images.part(row) is None or not isinstance(item, tuple):
+        return image
+    decoded, wanted = item[1], batch.regions[row]
+    if tuple(shape_of(image)[:2]) != decoded[2:4]:
+        return None
+    if decoded[:4] == wanted[:4]:
+        return image
+    return wanted.shifted(-decoded.top, -decoded.left).of(np.asarray(image))
+
+
 def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPlanner) -> bool:
     """True if DALI's image has the shape in the header, or of its region; if not, use Pillow.
 
@@ -278,8 +297,8 @@ def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: Decode
         pixels, region = np.asarray(image), batch.regions.get(row)
         geometry = decoding.geometry(*pixels.shape[:2])
         mirrored = region is not None and region.mirrored
-        # Random pixels need not be those of another library.
-        exact = region is None
+        # With `crop` and `shorter` models are evaluated: see docs/design/resize.md.
+        exact = region is None and decoding.resize in ("crop", "shorter")
         resized.append(
             ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )
@@ -292,7 +311,7 @@ def _materialized(images: ImageBatch) -> ImageBatch:
         return images
     if not any(isinstance(image, (np.ndarray, ResizedImage)) for image in images):
         return images
-    return list(decode_pool().map(np.asarray, images))
+    return list(decode_pool().map(np.ascontiguousarray, images))  # DALI takes no views
 
 
 def decode_in_parts(

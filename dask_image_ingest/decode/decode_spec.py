@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, cast
+from typing import Any, Literal, cast, get_args
 
 import dask
 import numpy as np
@@ -30,9 +30,10 @@ from dask_image_ingest.decode.augment import (
 )
 from dask_image_ingest.decode.buffers import Origin
 from dask_image_ingest.decode.formats import Header
-from dask_image_ingest.decode.formats.header import read_header
+from dask_image_ingest.decode.formats.header import read_header, too_large
 from dask_image_ingest.decode.placement import Placement
-from dask_image_ingest.decode.random_crop import RandomResizedCrop, Region, draw_region
+from dask_image_ingest.decode.random_crop import RandomResizedCrop, draw_region
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import Interpolation, ResizeGeometry, resize_geometry
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.storage import LazyBytes
@@ -63,6 +64,9 @@ _CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1, "raw": 4
 
 #: ``"nearest"`` is an alias of ``"stretch"`` for labels, which are always resized by nearest pixel.
 Resize = Literal["stretch", "crop", "pad", "shorter", "longer", "nearest"]
+
+#: What becomes of a part that reaches beyond its picture: cut off, black pixels, or an error.
+Outside = Literal["clip", "pad", "error"]
 
 RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
@@ -100,6 +104,10 @@ class DecodeSpec:
         `Origin.draw` of all images that have none of their own.
     view : int
         Number of this image among those of a sample that are to differ: each draws for itself.
+    outside : {"clip", "pad", "error"}
+        What becomes of a part that reaches beyond its picture.
+    in_parts : bool
+        The images are parts of pictures, so that each has a region. Found when they are fetched.
     token : str
         Dask token of all options.
     transform_code : str
@@ -122,6 +130,8 @@ class DecodeSpec:
     crop_from: int | None = None
     pixel_augments: tuple[PixelAugment, ...] = ()
     view: int = 0
+    outside: Outside = "clip"
+    in_parts: bool = False
     token: str = field(init=False, repr=False)
     transform_code: str = field(init=False, repr=False)
     version: str = field(default_factory=own_version, repr=False, compare=False)
@@ -207,9 +217,14 @@ class DecodeSpec:
         return self.size is not None and (self.device == "cpu" or self.mode == "raw")
 
     @property
+    def cuts(self) -> bool:
+        """True if images are regions of their pictures, not all of them."""
+        return self.augment is not None or self.in_parts
+
+    @property
     def takes_regions(self) -> bool:
         """True if DALI gets the region of each image: it decodes no more, or resizes it."""
-        return self.augment is not None or (self.size is not None and not self.resized_here)
+        return self.cuts or (self.size is not None and not self.resized_here)
 
     @property
     def decoded_in_full(self) -> bool:
@@ -226,20 +241,25 @@ class DecodeSpec:
         draw = origin.draw or self.draw
         return origin._replace(draw=(draw + self.view * _VIEW) % 2**64)
 
-    def region(self, header: Header, origin: Callable[[], Origin]) -> Region | None:
-        """Region of an image that is decoded; None if its header has an error.
+    def region(
+        self, header: Header, origin: Callable[[], Origin], part: Part | None = None
+    ) -> Region | None:
+        """Region of an upright picture that is decoded; None if the header has an error.
 
-        ``origin`` is called if the region is random.
+        It lies in the ``part`` to which the header applies. ``origin`` is called if it is random.
         """
         if header.error is not None or not header.height or not header.width:
             return None
-        if self.augment is None:
-            return Region(0, 0, header.height, header.width)
-        return draw_region(self.augment, header.height, header.width, self.drawn(origin()))
+        region = Region(0, 0, header.height, header.width)
+        if self.augment is not None:
+            region = draw_region(self.augment, *region[2:4], self.drawn(origin()))
+        return region if part is None else region.shifted(*part.region[:2])
 
-    def placement(self, header: Header, origin: Callable[[], Origin]) -> Placement | None:
+    def placement(
+        self, header: Header, origin: Callable[[], Origin], part: Part | None = None
+    ) -> Placement | None:
         """Place of an image's pixels in its decoded image; None if its header has an error."""
-        region = self.region(header, origin)
+        region = self.region(header, origin, part)
         if region is None:
             return None
         shape = region.height, region.width
@@ -247,13 +267,24 @@ class DecodeSpec:
         geometry = whole if self.size is None else self.geometry(*shape)
         if self.flips:
             drawn = draw_steps(self.pixel_augments, *geometry.shape, self.drawn(origin()))
-            flips = sum(step.operation == "Flip" for steps in drawn for step in steps)
+            flips = sum(step.operation == "Flip" for step in drawn)
             region = region._replace(mirrored=region.mirrored != bool(flips % 2))
-        return Placement((header.height or 0, header.width or 0), region, geometry)
+        shape = (header.height or 0, header.width or 0) if part is None else part.shape
+        return Placement(shape, region, geometry)
 
-    def read_header(self, data: LazyBytes) -> Header:
-        """Read an image's header, with an error if these options refuse the image."""
-        return self.validated(read_header(data, self.max_pixels))
+    def read_header(self, data: LazyBytes, page: int | None = None) -> Header:
+        """Read an image's header, with an error if these options refuse the image.
+
+        With a ``page``, parts of it are wanted: of a TIFF, nothing else is decoded.
+        """
+        if page is None:
+            return self.validated(read_header(data, self.max_pixels))
+        header = read_header(data, sys.maxsize, page)
+        height, width = header.height or 0, header.width or 0
+        if header.error is None and header.format != "tiff" and height * width > self.max_pixels:
+            error = too_large(height, width, self.max_pixels)
+            return header._replace(error=error, needs_pillow=True)
+        return header
 
     def validated(self, header: Header) -> Header:
         """Set the header's error if the image would be too large after the resize.
@@ -308,6 +339,7 @@ def make_decode_spec(
     crop_from: int | None = None,
     scaled_decode: bool = False,
     view: int = 0,
+    outside: str = "clip",
 ) -> DecodeSpec:
     """Validate a user's arguments.
 
@@ -326,6 +358,7 @@ def make_decode_spec(
         resize = "stretch"
     check_choice("resize", resize, RESIZES)
     check_choice("interpolation", interpolation, INTERPOLATIONS)
+    check_choice("outside", outside, get_args(Outside))
     check_flag("scaled_decode", scaled_decode)
     if transform is not None and not callable(transform):
         raise ArgumentError(
@@ -385,6 +418,7 @@ def make_decode_spec(
         crop_from=_crop_from(crop_from, target, resize),
         pixel_augments=pixel_augments,
         view=whole_number("view", view, 0, "pass the number of the view, from 0", most=2**31),
+        outside=cast(Outside, outside),
     )
 
 

@@ -37,15 +37,15 @@ TIFF
     tifffile reads stored samples, and colours of which Pillow gets some wrong: floats, signed and
     wide integers, planes.
 animations, pages
-    The first one.
+    The first one, unless another is asked for.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -56,17 +56,18 @@ from dask_image_ingest.decode.decode_spec import Mode
 from dask_image_ingest.decode.formats import (
     SWAPPED,
     BadImage,
+    StoredHeader,
     open_image,
     pillow_errors,
     read_stored_header,
     too_large,
 )
 from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
-from dask_image_ingest.decode.formats.pillow_image import NoColours
+from dask_image_ingest.decode.formats.pillow_image import NoColours, seek_frame
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
-from dask_image_ingest.decode.formats.tiff import TiffLayout, read_layout, read_samples
-from dask_image_ingest.decode.random_crop import Region
-from dask_image_ingest.storage import LazyBytes
+from dask_image_ingest.decode.formats.tiff import TiffCut, TiffLayout, read_layout, read_samples
+from dask_image_ingest.decode.region import Region
+from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
 
 def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
@@ -80,7 +81,7 @@ def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
     return stored
 
 
-def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarray:
+def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int, page: int = 0) -> np.ndarray:
     """Decode one image.
 
     Parameters
@@ -91,6 +92,8 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
         Colour, colour and alpha, grey, class numbers, or stored values.
     max_pixels : int
         An image with more pixels is refused before memory is allocated for it.
+    page : int
+        Number of the page of a TIFF, or the frame of an animation, as `page_shapes` counts them.
 
     Returns
     -------
@@ -102,44 +105,113 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int) -> np.ndarr
     BadImage
         For every error, of `read_header` or of Pillow.
     """
-    format, stored = read_stored_header(data)
-    if stored.error is not None or format is None:
-        raise BadImage.of(stored.error or "not-an-image")
-    height, width = stored.height or 0, stored.width or 0
-    if height * width > max_pixels:
-        raise BadImage.of(too_large(height, width, max_pixels))
-    encoded = bytes(data[:])
+    format, stored = _checked_header(data, max_pixels, page)
     if format == "tiff":
-        with pillow_errors():
-            pixels = _tiff(encoded, mode)
-        if pixels.shape[:2] != (height, width):
-            raise BadImage("corrupt", "its pixels are not of the size in its header")
-    elif mode in ("labels", "raw"):
-        pixels = _stored_values(encoded, format, mode)
+        return _decode_tiff(data, mode, max_pixels, None, page)
+    encoded = bytes(data[:])
+    if mode in ("labels", "raw"):
+        pixels = _stored_values(encoded, format, mode, page)
     else:
-        # The stored luma; for rare kinds of JPEG libjpeg can't skip the colours.
-        luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
-        with _loaded(encoded, format, _draft_luma if luma else None) as image:
+        with _colours(encoded, format, stored, mode, page) as image:
             pixels = _converted(image, mode)
-            if mode == "RGBA" and format == "png" and (stored_alpha := png_transparency(encoded)):
+            is_png = mode == "RGBA" and format == "png" and not page
+            if is_png and (stored_alpha := png_transparency(encoded)):
                 pixels[..., 3] = _png_alpha(image, encoded, stored_alpha)
     return np.require(upright(pixels, stored.orientation), requirements=["C", "W"])
 
 
 def decode_region(
-    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None
+    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None, page: int = 0
 ) -> np.ndarray:
     """Decode one image, and return a view of its region, not mirrored; None for all of it.
 
-    Other parameters, and errors, are those of `decode_with_pillow`.
+    Of a TIFF, only the strips or tiles that the region meets are decoded, and ``max_pixels`` is
+    their limit. Other parameters, and errors, are those of `decode_with_pillow`.
     """
-    image = decode_with_pillow(data, mode, max_pixels)
+    if region is not None and image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
+        return _decode_tiff(data, mode, max_pixels, region, page)
+    image = decode_with_pillow(data, mode, max_pixels, page)
     if region is None:
         return image
-    part = region.of(image)
-    if part.shape[:2] != (region.height, region.width):
+    if region.inside((image.shape[0], image.shape[1])) != region:
         raise BadImage("corrupt", "its pixels are not of the size in its header")
-    return part
+    return region.of(image)
+
+
+def decode_parts(
+    data: LazyBytes,
+    mode: Mode,
+    max_pixels: int,
+    page: int,
+    shape: tuple[int, int],
+    regions: Sequence[Region],
+) -> list[np.ndarray]:
+    """Decode regions of a page of this upright shape, black where they reach beyond it.
+
+    Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
+    and is not kept: results are copies. Of a TIFF, what is around the regions is decoded.
+    """
+    inside = [region.inside(shape) for region in regions]
+    is_tiff = image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff"
+    if is_tiff:
+        around = Region.around(inside)
+        image = decode_region(data, mode, max_pixels, around, page)
+        shifted = (region.shifted(-around.top, -around.left) for region in inside)
+        pieces = [region.of(image).copy() for region in shifted]
+    elif mode in ("RGB", "L"):
+        pieces = _crops(data, mode, max_pixels, page, shape, inside)
+    else:
+        image = decode_with_pillow(data, mode, max_pixels, page)
+        if image.shape[:2] != shape:
+            raise BadImage("corrupt", "its pixels are not of the size in its header")
+        pieces = [region.of(image).copy() for region in inside]
+    return [
+        np.require(region.shifted(-piece.top, -piece.left).of(pixels), requirements="C")
+        for region, piece, pixels in zip(regions, inside, pieces, strict=True)
+    ]
+
+
+def _crops(
+    data: LazyBytes,
+    mode: Mode,
+    max_pixels: int,
+    page: int,
+    shape: tuple[int, int],
+    regions: Sequence[Region],
+) -> list[np.ndarray]:
+    """Regions, cut out before colours are converted: Pillow takes 4 bytes for a pixel of 3."""
+    format, stored = _checked_header(data, max_pixels, page)
+    height, width, orientation = stored.height or 0, stored.width or 0, stored.orientation
+    with _colours(bytes(data[:]), format, stored, mode, page) as image:
+        upright_shape = (width, height) if orientation in SWAPPED else (height, width)
+        if image.size != (width, height) or upright_shape != shape:
+            raise BadImage("corrupt", "its pixels are not of the size in its header")
+        crops = []
+        for region in regions:
+            top, left, rows, columns, _ = region.stored(shape, orientation)
+            crop = image.crop((left, top, left + columns, top + rows))
+            crops.append(upright(_converted(crop, mode), orientation))
+        return crops
+
+
+def _checked_header(data: LazyBytes, max_pixels: int, page: int) -> tuple[str, StoredHeader]:
+    """Format and header of an image that may be decoded; `BadImage` for others."""
+    format, stored = read_stored_header(data, page)
+    if stored.error is not None or format is None:
+        raise BadImage.of(stored.error or "not-an-image")
+    height, width = stored.height or 0, stored.width or 0
+    if height * width > max_pixels:
+        raise BadImage.of(too_large(height, width, max_pixels))
+    return format, stored
+
+
+def _colours(
+    encoded: bytes, format: str, stored: StoredHeader, mode: Mode, page: int
+) -> AbstractContextManager[Image.Image]:
+    """Decode the colours of an image, or of a JPEG in mode L its stored luma."""
+    # For rare kinds of JPEG libjpeg can't skip the colours.
+    luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
+    return _loaded(encoded, format, _draft_luma if luma else None, page)
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
@@ -160,15 +232,21 @@ def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
 
 @contextmanager
 def _loaded(
-    encoded: bytes, format: str, prepare: Callable[[ImageFile.ImageFile], None] | None = None
+    encoded: bytes,
+    format: str,
+    prepare: Callable[[ImageFile.ImageFile], None] | None = None,
+    page: int = 0,
 ) -> Iterator[Image.Image]:
     """Decode an image; ``prepare`` is called before and may change how it is decoded."""
-    file = _StrictFile(_WITHOUT_METADATA.get(format, bytes)(encoded))
+    # Further frames of a PNG are metadata of the first.
+    file = _StrictFile(encoded if page else _WITHOUT_METADATA.get(format, bytes)(encoded))
     with open_image(file, format) as image, pillow_errors():
         # Decode in one call, which releases the GIL, rather than in blocks of 64 kB.
         image.decodermaxblock = len(encoded)
         if prepare is not None:
             prepare(image)
+        if page:
+            seek_frame(image, page)
         # The JPEG 2000 decoder reads past the end of intact files, too.
         file.strict = format not in ("jp2", "j2k")
         image.load()
@@ -211,7 +289,7 @@ def _converted(image: Image.Image, mode: Mode) -> np.ndarray:
         raise BadImage("unsupported-format", "pixels in the Lab colour space")
     if image.mode in _UNPREMULTIPLIED:
         image = image.convert(_UNPREMULTIPLIED[image.mode])
-    pixels = np.array(image.convert(mode))
+    pixels = np.array(image if image.mode == mode else image.convert(mode))
     return pixels[..., None] if mode == "L" else pixels
 
 
@@ -239,8 +317,8 @@ def _grey(values: np.ndarray, mode: Mode) -> np.ndarray:
     return np.stack([values, values, values, *opaque], axis=2)
 
 
-def _stored_values(encoded: bytes, format: str, mode: Mode) -> np.ndarray:
-    with _loaded(encoded, format) as image:
+def _stored_values(encoded: bytes, format: str, mode: Mode, page: int = 0) -> np.ndarray:
+    with _loaded(encoded, format, page=page) as image:
         if mode == "labels":
             return _labels(image, encoded)
         return _raw(image, encoded)
@@ -328,18 +406,38 @@ def _png_alpha(image: Image.Image, encoded: bytes, transparency: bytes) -> np.nd
     return np.where((stored == colour).all(axis=2), 0, 255)
 
 
-def _tiff(encoded: bytes, mode: Mode) -> np.ndarray:
-    """Pixels of a TIFF before orientation."""
-    layout = read_layout(encoded)
+def _decode_tiff(
+    data: LazyBytes, mode: Mode, max_pixels: int, region: Region | None, page: int
+) -> np.ndarray:
+    """Upright pixels of a page of a TIFF, or of a region of it."""
+    layout = read_layout(data, page=page)
+    header = layout.header()
+    if header.error is not None:
+        raise BadImage.of(header.error)
+    part = layout.cut(data, region)
+    height, width = part.held[2:4]
+    if height * width > max_pixels:
+        held = f"its strips or tiles there hold {width} x {height} pixels"
+        raise BadImage("too-large", f"{held}, more than max_pixels={max_pixels:,}")
+    with pillow_errors():
+        pixels = _tiff(data, mode, layout, part)
+    if pixels.shape[:2] != (height, width):
+        raise BadImage("corrupt", "its pixels are not of the size in its header")
+    pixels = part.part.shifted(-part.held.top, -part.held.left).of(pixels)
+    return np.require(upright(pixels, header.orientation), requirements=["C", "W"])
+
+
+def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.ndarray:
+    """Stored pixels of some strips or tiles of a TIFF."""
     if mode in ("labels", "raw"):
         if layout.is_picture or layout.is_fax:
-            return _stored_values(layout.with_tags_of_pixels(encoded, inverted=False), "tiff", mode)
+            return _stored_values(layout.written(data, part, inverted=False), "tiff", mode)
         if reason := layout.unreadable() or _unsuitable(layout, mode):
             kind = "labels" if mode == "labels" else "raw values"
             raise BadImage("unsupported-format", f"{kind} can't be read from {reason}")
-        values = read_samples(layout.with_tags_of_pixels(encoded))
+        values = read_samples(layout.written(data, part))
         return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values)
-    tiff = layout.with_tags_of_pixels(encoded)
+    tiff = layout.written(data, part)
     if layout.suits_pillow:
         if layout.compression not in COMPRESSION_INFO:
             raise BadImage("unsupported-format", f"TIFF of the compression {layout.compression}")

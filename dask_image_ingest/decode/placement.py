@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.decode.resize import ResizeGeometry
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dask_image_ingest.decode.augment_pixels import PixelAugments
-from dask_image_ingest.decode.buffers import EncodedImages, PixelBuffer, shapes_of
+from dask_image_ingest.decode.buffers import EncodedImages, Origin, PixelBuffer, shapes_of
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     DaliDecoder,
@@ -24,15 +24,19 @@ from dask_image_ingest.decode.dali import (
     current_device,
     decode_pool,
     decode_threads,
+    has_dali,
     parsed_shape,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.decode.formats import Header, is_valid
+from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
+from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.pillow import decode_region
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.formats.tiff import are_joined
+from dask_image_ingest.decode.pillow import decode_parts, decode_region
+from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
+from dask_image_ingest.errors import warn_user
 from dask_image_ingest.typedefs import ImageBatch
 
 # Sets of options that queries use at the same time.
@@ -157,6 +161,12 @@ _SAMPLED = 64
 # Factor by which a batch of large images may exceed the limit, to have two images per thread.
 _STRETCH = 8
 
+# Share of the time of libjpeg for what is left of, right of and above the end of a region.
+_COST_ABOVE = 0.3
+
+# Limit of a batch's decoded bytes if rows share pictures.
+_BYTES_OF_PICTURES = 2**24
+
 # Small on a CPU, so that decoding starts early and the next images are checked meanwhile.
 _FIRST_BATCH = {"cpu": 64, "gpu": BATCH_SIZE}
 
@@ -176,8 +186,8 @@ class Batch:
     ----------
     rows : list of int
         Consecutive rows of the partition, those with an error included.
-    dali_rows : list of int
-        Rows that DALI decodes.
+    dali_rows : list of lists of int
+        Rows of each image that DALI decodes, several for parts of one picture.
     encoded : list of uint8 arrays
         Encoded images of ``dali_rows``, each with its region if it has one.
     by_pillow : dict of int to Future
@@ -187,14 +197,14 @@ class Batch:
     """
 
     rows: list[int] = field(default_factory=list)
-    dali_rows: list[int] = field(default_factory=list)
+    dali_rows: list[list[int]] = field(default_factory=list)
     encoded: list[Item] = field(default_factory=list)
     by_pillow: dict[int, Future[Any]] = field(default_factory=dict)
     regions: dict[int, Region] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
-        """Number of rows with an image to decode."""
+        """Number of images to decode."""
         return len(self.dali_rows) + len(self.by_pillow)
 
 
@@ -212,20 +222,29 @@ class BatchPlanner:
             # Its memory is a hard limit, and the number of threads does not matter there.
             self._max_bytes = self._stretched_bytes = batch_bytes(current_device())
         self._min_images = 2 * decode_threads()
+        self._by_pillow = decoding.by_pillow or (decoding.device == "cpu" and not has_dali())
         formats = Counter(header.format for header in images.headers if not header.needs_pillow)
         self._dali_formats: set[str | None] = {"jpeg"}
         # DALI rounds the grey of a PNG down, Pillow to nearest: use one of them for every PNG.
         if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
+        self._rows_of = {} if images.parts is None else self._joined_rows()
+        self._joined = {row for rows in self._rows_of.values() for row in rows[1:]}
+        if self._rows_of and decoding.device == "cpu":
+            # More is decoded than the rows get: a picture for each thread, or a few small ones.
+            self._max_bytes, self._min_images = _BYTES_OF_PICTURES, decode_threads()
 
     def decoders(self) -> DecoderSet:
         """The decoders of this process for these images."""
         if self.decoding.device == "cpu":
             return decoders_for(self.decoding)
-        headers = self.images.headers[:: max(1, len(self.images) // _SAMPLED)]
-        largest = _batch_of(self._max_bytes, [self._nbytes(header, None) for header in headers])
-        piece = _batch_of(_PIECE_BYTES, [self.decoding.nbytes(header) for header in headers])
+        rows = range(0, len(self.images), max(1, len(self.images) // _SAMPLED))
+        headers = [self.images.headers[row] for row in rows]
+        parts = map(self.images.part, rows)
+        sizes = [self._nbytes(*image, None) for image in zip(headers, parts, strict=True)]
+        largest = _batch_of(self._max_bytes, sizes)
+        piece = _batch_of(_PIECE_BYTES, list(map(self.decoding.nbytes, headers)))
         decoders = decoders_for(self.decoding, largest)
         decoders.expect(min(largest, max(piece, len(self.images))))
         return decoders
@@ -245,9 +264,12 @@ class BatchPlanner:
         batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self.decoding.device]
         for row, header in enumerate(self.images.headers):
             region = self._region(row, header)
-            size, images = self._nbytes(header, region), batch.images
+            size, images = self._nbytes(header, self.images.part(row), region), batch.images
+            if row in self._rows_of and (around := self._around(self._rows_of[row])):
+                size += around.height * around.width * self.decoding.bytes_per_pixel(header)
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
-            if images >= max_images or (images > 0 and nbytes + size > max_bytes):
+            is_full = images >= max_images or (images > 0 and nbytes + size > max_bytes)
+            if is_full and row not in self._joined:
                 yield batch
                 batch, nbytes, max_images = Batch(), 0, self._size
             nbytes += size
@@ -261,31 +283,83 @@ class BatchPlanner:
 
     def assign_to_pillow(self, row: int, batch: Batch) -> None:
         """Start to decode an image of a batch with Pillow."""
-        self._submit(row, self.images.read(row), batch)
+        self._submit([row], self.images.read(row), batch)
 
-    def _submit(self, row: int, data: bytes | memoryview, batch: Batch) -> None:
-        batch.by_pillow[row] = decode_pool().submit(
-            decode_region,
-            data,
-            self.decoding.mode,
-            self.decoding.max_pixels,
-            batch.regions.get(row),
-        )
+    def _submit(self, rows: list[int], data: bytes | memoryview, batch: Batch) -> None:
+        limits, part = (self.decoding.mode, self.decoding.max_pixels), self.images.part(rows[0])
+        if part is None:
+            (row,) = rows
+            if has_several_pages(data, self.images.headers[row].format):
+                _warn_of_pages(self.images.origin(row))
+            region = batch.regions.get(row)
+            batch.by_pillow[row] = decode_pool().submit(decode_region, data, *limits, region)
+            return
+        regions = [self._region(row, self.images.headers[row]) for row in rows]
+        images = [Future[Any]() for _ in rows]
+        batch.by_pillow |= zip(rows, images, strict=True)
+        wanted = [region for region in regions if region is not None]
+        decode_pool().submit(_decode_parts, images, data, *limits, part.page, part.shape, wanted)
 
     def _assign(self, row: int, header: Header, batch: Batch) -> int:
         """Assign an image to its decoder; the bytes that the batch now holds of it."""
+        if row in self._joined:
+            return 0
+        rows = self._rows_of.get(row, [row])
         data = self.images.read(row)
-        encoded = None if self.decoding.by_pillow else self._for_dali(header, data)
+        encoded = None if self._by_pillow else self._for_dali(row, data)
         if encoded is None:
-            self._submit(row, data, batch)
+            self._submit(rows, data, batch)
         else:
             region = batch.regions.get(row)
-            batch.dali_rows.append(row)
+            if self.images.parts is not None:
+                region = self._around(rows)
+            batch.dali_rows.append(rows)
             batch.encoded.append(encoded if region is None else (encoded, region))
-        return len(data)
+        return len(data) if self.images.part(row) is None else 0  # those of parts are shared
 
-    def _for_dali(self, header: Header, data: bytes | memoryview) -> np.ndarray | None:
+    def _joined_rows(self) -> dict[int, list[int]]:
+        """First row → all rows of each picture that is decoded once for several rows."""
+        pictures: dict[tuple[int, int], list[int]] = {}
+        for row, header in enumerate(self.images.headers):
+            part = self.images.part(row)
+            if part is not None and header.error is None:
+                pictures.setdefault((part.picture, part.page), []).append(row)
+        several = (rows for rows in pictures.values() if len(rows) > 1)
+        return {rows[0]: rows for rows in several if self._are_joined(rows)}
+
+    def _are_joined(self, rows: list[int]) -> bool:
+        """True if the picture of these rows is decoded once, rather than the region of each."""
+        header = self.images.headers[rows[0]]
+        if header.format == "tiff":
+            parts = [part for part in map(self.images.part, rows) if part is not None]
+            return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
+        if self._by_pillow or header.needs_pillow:
+            return True
+        data = self.images.read(rows[0])
+        if header.format not in self._dali_formats and not _is_16_bit(header.format, data):
+            return True
+        if self.decoding.device == "gpu":
+            return False
+        if header.format != "jpeg" or not is_baseline_jpeg(data):
+            return True
+        parts = [part for part in map(self.images.part, rows) if part is not None]
+        regions = [part.region.inside(part.shape) for part in parts]
+        around = _cost(Region.around(regions), parts[0].shape)
+        return sum(_cost(region, parts[0].shape) for region in regions) > around
+
+    def _around(self, rows: list[int]) -> Region | None:
+        """What to decode for some rows of a picture, or one; None for all of it."""
+        regions = []
+        for row in rows:
+            part, region = self.images.part(row), self._region(row, self.images.headers[row])
+            if part is None or region is None or self.decoding.device == "gpu":
+                return region
+            regions.append(region.inside(part.shape))
+        return regions[0] if len(regions) == 1 else Region.around(regions)
+
+    def _for_dali(self, row: int, data: bytes | memoryview) -> np.ndarray | None:
         """The bytes of an image that DALI decodes; None if it must not."""
+        header, part = self.images.headers[row], self.images.part(row)
         chosen = header.format in self._dali_formats or _is_16_bit(header.format, data)
         if not chosen or header.needs_pillow:
             return None
@@ -297,7 +371,8 @@ class BatchPlanner:
         shape = parsed_shape(encoded)
         if shape is None:
             return None
-        if self.decoding.takes_regions and {*shape} != {header.height, header.width}:
+        expected = (header.height, header.width) if part is None else part.shape
+        if self.decoding.takes_regions and {*shape} != {*expected}:
             return None  # of an image of another size, the region is another one
         return encoded
 
@@ -305,26 +380,62 @@ class BatchPlanner:
         """The region of a row to decode; None for all of it."""
         if self.decoding.augment is None and not self.decoding.takes_regions:
             return None
-        return self.decoding.region(header, functools.partial(self.images.origin, row))
+        origin = functools.partial(self.images.origin, row)
+        return self.decoding.region(header, origin, self.images.part(row))
 
-    def _nbytes(self, header: Header, region: Region | None) -> int:
+    def _nbytes(self, header: Header, part: Part | None, region: Region | None) -> int:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""
         if header.error is not None or header.height is None or header.width is None:
             return 0
-        in_full = header.height * header.width * self.decoding.bytes_per_pixel(header)
+        on_gpu = self.decoding.device == "gpu"
+        height, width = part.shape if on_gpu and part else (header.height, header.width)
+        in_full = height * width * self.decoding.bytes_per_pixel(header)
         resized = self.decoding.nbytes(header)
-        if region is not None and not self.decoding.scaled and self.decoding.device == "cpu":
-            in_full = in_full * region.height * region.width // (header.height * header.width)
+        if region is not None and not self.decoding.scaled and not on_gpu:
+            in_full = in_full * region.height * region.width // (height * width)
         elif self.decoding.scaled and region is None and header.format == "jpeg":
             # The chosen scale is less than twice the result's height and width.
             in_full = min(in_full, 4 * resized)
         return max(in_full, resized)
 
 
+# Folders of shards with files of several pages that were warned about: once per process.
+_warned_folders: set[str] = set()
+
+
+def _warn_of_pages(image: Origin) -> None:
+    folder = image.shard.rpartition("/")[0]
+    if folder not in _warned_folders:
+        _warned_folders.add(folder)
+        warn_user(
+            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+            "For a row of every page, read with decode=False and call images.pages() of the frame"
+        )
+
+
 def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
     """Images in a batch of ``nbytes``, if they are as large as some on average."""
     mean = sum(sizes) // max(1, len(sizes))
     return min(BATCH_SIZE, max(1, nbytes // max(1, mean)))
+
+
+def _cost(region: Region, shape: tuple[int, int]) -> float:
+    """Time of decoding a region of a baseline JPEG, as a share of the whole picture's."""
+    down = (region.top + region.height) / shape[0]
+    area = region.height * region.width / math.prod(shape)
+    return _COST_ABOVE * down + (1 - _COST_ABOVE) * area
+
+
+def _decode_parts(images: list[Future[Any]], *arguments: Any) -> None:
+    """Set images to the results of `decode_parts`, or all to its error."""
+    try:
+        pixels = decode_parts(*arguments)
+    except BaseException as error:
+        while images:  # emptied, since the error's traceback has this frame
+            images.pop().set_exception(error)
+        return
+    for image, its_pixels in zip(images, pixels, strict=True):
+        image.set_result(its_pixels)
 
 
 def _is_16_bit(format: str | None, data: bytes | memoryview) -> bool:

@@ -14,12 +14,11 @@ import struct
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import Final
 
 from dask_image_ingest.arguments import shown
 from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.url_secrets import url_identity
 
@@ -85,25 +84,6 @@ def refused(augment: object, name: str, expected: str) -> ArgumentError:
     """The error of a field of an augmentation."""
     given = shown(getattr(augment, name))
     return ArgumentError(f"{type(augment).__name__}({name}={given}): pass {expected}")
-
-
-class Region(NamedTuple):
-    """Part of an upright image, in pixels."""
-
-    top: int
-    left: int
-    height: int
-    width: int
-    mirrored: bool = False
-
-    @classmethod
-    def whole(cls, image: np.ndarray, mirrored: bool = False) -> Region:
-        """All of an array (height, width, channels)."""
-        return cls(0, 0, image.shape[0], image.shape[1], mirrored)
-
-    def of(self, image: np.ndarray) -> np.ndarray:
-        """View of this part of an array (height, width, channels), not mirrored."""
-        return image[self.top : self.top + self.height, self.left : self.left + self.width]
 
 
 _TRIES: Final = 10

@@ -20,7 +20,7 @@ from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.decode.formats import SWAPPED, BadImage, Header, read_stored_header
 from dask_image_ingest.decode.pillow import decode_reduced, upright
 from dask_image_ingest.decode.planner import DecoderSet
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 from dask_image_ingest.decode.resize import Extent, ResizedImage
 
 # Scales of libjpeg-turbo that are faster than a full decode.

@@ -4,13 +4,7 @@ In DALI, the random numbers of an image depend on the operator's state and on th
 in its batch. The content of a batch depends on the query: filters, bad images, partitions. To make
 the numbers depend on the sample instead, operators get a state that is computed from the shard and
 the number of the batch's first sample. The next positions then have the numbers of the next samples
-of the shard, so a batch must hold consecutive samples. A short gap is filled by repeating a
-neighbour, whose output is dropped; after a longer gap, another batch starts. Samples without
-neighbours are transformed four at once, by a graph that has the function four times.
-
-A function that uses ``if`` on values of DALI, as DALI's automatic augmentations do, is converted by
-DALI, which needs its source code. A branch gets the images of a batch for which it is taken, so a
-random operator that takes images must be outside.
+of the shard, so a batch must hold consecutive samples.
 """
 
 from __future__ import annotations
@@ -20,18 +14,17 @@ import itertools
 import re
 import struct
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
-from dask_image_ingest.decode.buffers import Origin
+from dask_image_ingest.decode.buffers import Origin, on_host
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     BatchPipeline,
-    conditional_pipeline,
     dali,
     decode_pool,
     decode_threads,
@@ -39,7 +32,7 @@ from dask_image_ingest.decode.dali import (
     raise_gpu_failure,
 )
 from dask_image_ingest.decode.decode_spec import DecodeSpec
-from dask_image_ingest.errors import ArgumentError, FunctionError
+from dask_image_ingest.errors import ArgumentError, FunctionError, MissingDependencyError
 from dask_image_ingest.typedefs import ImageBatch, TensorList
 from dask_image_ingest.url_secrets import error_text, url_identity
 from dask_image_ingest.user_functions import refuse_other_code
@@ -50,16 +43,12 @@ _STRIDE = 65537
 # Operators that mix the images of a batch, whose content depends on the query.
 _MIXING = frozenset(("BatchPermutation", "PermuteBatch"))
 
-# Operators around the branches of an ``if``: the second puts the batch together again.
-_SPLIT, _MERGE = "_conditional__Split", "_conditional__Merge"
-
-# In DALI's error for ``if`` in a pipeline that is built without conditionals.
+# In DALI's error for ``if``, which needs that option. Which images of a batch get into a branch
+# depends on the query.
 _CONDITIONALS = "enable_conditionals"
 
 
-def add_state_inputs(
-    output: Any, lane: int, fn: ModuleType, types: ModuleType
-) -> tuple[list[str], int]:
+def add_state_inputs(output: Any, fn: ModuleType, types: ModuleType) -> list[str]:
     """Give each random operator of a graph an external source for its state (`state_name`).
 
     It uses the argument by which DALI's dynamic mode passes its generators to operators.
@@ -68,8 +57,6 @@ def add_state_inputs(
     -------
     list of str
         Seed of each random operator, for `first_state`.
-    int
-        Number of operators.
     """
     operators: dict[int, Any] = {}
     stack = [output.source]
@@ -89,13 +76,7 @@ def add_state_inputs(
             )
         if not schema.HasRandomStateArg():
             continue
-        if _depth(operator, {}):
-            raise ArgumentError(
-                f"transform= has a random operator ({schema.Name()}) of images inside an `if`, "
-                "and which images a branch gets depends on the query: call it before the `if`, "
-                "for all images, and choose its result there"
-            )
-        state = fn.external_source(name=state_name(lane, len(seeds)), dtype=types.UINT32, ndim=1)
+        state = fn.external_source(name=state_name(len(seeds)), dtype=types.UINT32, ndim=1)
         operator.spec.AddArgumentInput(
             "_random_state", state.name, state.ndim, state.dtype, state.layout
         )
@@ -105,21 +86,12 @@ def add_state_inputs(
         seed = operator._op._init_args.get("seed")
         is_unseeded = seed is None or seed < 0
         seeds.append(f"operator {next(unseeded)}" if is_unseeded else f"seed {seed}")
-    return seeds, len(operators)
+    return seeds
 
 
-def _depth(operator: Any, known: dict[int, int]) -> int:
-    """Number of branches around an operator's output; 0 if it is of the whole batch."""
-    if operator.id not in known:
-        depth = max((_depth(node.source, known) for node in operator.inputs), default=0)
-        name = operator._op.schema.Name()
-        known[operator.id] = depth + (name == _SPLIT) - (name == _MERGE)
-    return known[operator.id]
-
-
-def state_name(lane: int, number: int) -> str:
+def state_name(number: int) -> str:
     """Name of the external source with the state of a random operator."""
-    return f"random-state-{lane}-{number}"
+    return f"random-state-{number}"
 
 
 def first_state(origin: Origin, seed: str) -> np.ndarray:
@@ -139,30 +111,16 @@ def _digest(seed: str) -> bytes:
     return hashlib.blake2b(seed.encode(), digest_size=hashlib.blake2b.SALT_SIZE).digest()
 
 
-_INPUT = "images-{}"  # of each lane
+_INPUT = "images"
 
 # Most parts of a batch that are transformed in parallel.
 _MAX_PARALLEL = 8
-
-# Images without neighbours that are transformed at once, each by a copy of the function's graph: a
-# run of a pipeline costs more than a small transform. Not of graphs with more operators than this.
-_LANES, _MOST_OPERATORS = 4, 32
-
-# Longest gap to fill; more fillers would cost more than another batch.
-_LONGEST_GAP = 3
 
 # The operator and message in an error of DALI, without the stack.
 _REASON = re.compile(
     r"(?:operator `([^`]+)`.*?)?encountered:\s+(.+?)\s*(?:C\+\+ context|Current pipeline|$)",
     re.DOTALL,
 )
-
-
-class _Part(NamedTuple):
-    """Rows of a batch that are transformed together."""
-
-    rows: list[int]  # with fillers
-    kept: list[int]  # positions in ``rows`` of those that are not fillers
 
 
 class Transform:
@@ -177,7 +135,7 @@ class Transform:
         self._decoding = decoding
         self._parallel = 1 if decoding.device == "gpu" else min(_MAX_PARALLEL, decode_threads())
         # A thread pops the pipeline that it uses, and appends it again when its batch is done.
-        self._idle: dict[int, list[_TransformPipeline]] = {1: [], _LANES: []}  # by lanes
+        self._idle: list[_TransformPipeline] = []
         # The user's function need not be thread-safe.
         self._build_lock = threading.Lock()
 
@@ -194,78 +152,48 @@ class Transform:
         pipeline = self._take_pipeline(origins[0])
         length = -(-len(origins) // self._parallel)
         parts = _runs(origins, length) if pipeline.is_random else _slices(len(origins), length)
-        in_lanes = pipeline.is_random and pipeline.is_small and self._decoding.device == "cpu"
-        self._idle[1].append(pipeline)
-        if len(parts) == 1 and parts[0].rows == list(range(len(origins))):
+        self._idle.append(pipeline)
+        if parts == [list(range(len(origins)))]:
             return self._transform(images, origins)
         images = list(images)
-        jobs = _jobs(parts, _LANES if in_lanes else 1)
+
+        def run(part: list[int]) -> Any:
+            return self._transform([images[row] for row in part], [origins[row] for row in part])
+
+        runs = map(run, parts) if self._parallel == 1 else decode_pool().map(run, parts)
         transformed: list[Any] = [None] * len(origins)
-        for job, outputs in zip(jobs, self._run_jobs(jobs, images, origins), strict=True):
-            for part, output in zip(job, outputs, strict=True):
-                for position in part.kept:
-                    transformed[part.rows[position]] = output[position]
+        for part, outputs in zip(parts, runs, strict=True):
+            for row, output in zip(part, outputs, strict=True):
+                transformed[row] = output
         return transformed
-
-    def _run_jobs(
-        self, jobs: list[list[_Part]], images: list[Any], origins: Sequence[Origin]
-    ) -> list[list[Any]]:
-        """The output of each part of each job."""
-
-        def run(job: list[_Part]) -> list[Any]:
-            rows = [row for part in job for row in part.rows]
-            inputs = [images[row] for row in rows], [origins[row] for row in rows]
-            return [self._transform(*inputs)] if len(job) == 1 else self._transform_alone(*inputs)
-
-        if self._parallel == 1:
-            return [run(job) for job in jobs]
-        futures = [decode_pool().submit(run, job) for job in jobs]
-        return [future.result() for future in futures]
-
-    def _transform_alone(self, images: list[Any], origins: list[Origin]) -> list[Any]:
-        """Transform images without neighbours, at most one for each lane: a batch of each."""
-        pipeline = self._take_pipeline(origins[0], _LANES)
-        try:
-            outputs = pipeline.run([[image] for image in images], origins)
-        except RuntimeError:
-            return [
-                self._transform([image], [origin])
-                for image, origin in zip(images, origins, strict=True)
-            ]
-        self._idle[_LANES].append(pipeline)
-        if self._decoding.mode == "labels":
-            for image, output, origin in zip(images, outputs, origins, strict=True):
-                _check_labels([image], output, [origin])
-        return outputs
 
     def _transform(self, images: ImageBatch, origins: Sequence[Origin]) -> ImageBatch:
         pipeline = self._take_pipeline(origins[0])
         try:
-            (output,) = pipeline.run([images], origins[:1])
+            output = pipeline.run(images, origins[0])
         except RuntimeError as error:
             raise_gpu_failure(error, self._decoding)
             if len(origins) == 1:
                 raise _function_error(origins[0], error) from error
             output = None
-        self._idle[1].append(pipeline)
+        self._idle.append(pipeline)
         if output is not None:
             if self._decoding.mode == "labels":
                 _check_labels(images, output, origins)
             return output
-        # Find the image that fails. If it was only a filler, all may succeed.
+        # Find the image that fails.
         one_by_one = zip(list(images), origins, strict=True)
         return [self._transform([image], [origin])[0] for image, origin in one_by_one]
 
-    def _take_pipeline(self, first: Origin, lanes: int = 1) -> _TransformPipeline:
+    def _take_pipeline(self, first: Origin) -> _TransformPipeline:
         try:
-            return self._idle[lanes].pop()
+            return self._idle.pop()
         except IndexError:
-            threads = -(-decode_threads() // self._parallel)
-            pipeline = _TransformPipeline(self._decoding, threads, lanes)
+            pipeline = _TransformPipeline(self._decoding, -(-decode_threads() // self._parallel))
         with self._build_lock:
             try:
                 pipeline.build()
-            except (ArgumentError, FunctionError):
+            except (ArgumentError, FunctionError, MissingDependencyError):
                 raise
             except Exception as error:
                 raise _function_error(first, error) from error
@@ -273,124 +201,80 @@ class Transform:
 
 
 class _TransformPipeline:
-    """One pipeline of a transform, with its function once for each lane. Not thread-safe."""
+    """One pipeline of a transform. Not thread-safe."""
 
-    def __init__(self, decoding: DecodeSpec, threads: int, lanes: int) -> None:
+    def __init__(self, decoding: DecodeSpec, threads: int) -> None:
         self._decoding = decoding
         self._threads = threads
-        self._lanes = lanes
         self._pipeline = BatchPipeline(self._build)
-        # Of a lane, set when the pipeline is built: a seed for each random operator, and the number
-        # of all operators.
+        # Of each random operator, set when the pipeline is built.
         self._seeds: list[str] = []
-        self._operators = 0
 
     @property
     def is_random(self) -> bool:
         """True if the transform has random operators; valid after `build`."""
         return bool(self._seeds)
 
-    @property
-    def is_small(self) -> bool:
-        """True if the graph may be there for each lane; valid after `build`."""
-        return self._operators <= _MOST_OPERATORS
-
     def build(self) -> None:
         """Build the pipeline with the user's function, unless it exists."""
         self._pipeline.build()
 
-    def run(self, batches: Sequence[Any], firsts: Sequence[Origin]) -> list[Any]:
-        """Transform a batch of consecutive samples in each lane, all of one length.
-
-        ``firsts`` are their first samples. There may be fewer than lanes.
-        """
+    def run(self, images: ImageBatch, first: Origin) -> Any:
+        """Transform a batch of consecutive samples, of which ``first`` is the first."""
         self._pipeline.build()
-        inputs: dict[str, Any] = {}
-        for lane in range(self._lanes):
-            # A lane without a batch gets the first one again.
-            number = lane if lane < len(batches) else 0
-            inputs[_INPUT.format(lane)] = batch = batches[number]
-            for operator, seed in enumerate(self._seeds):
-                state = first_state(firsts[number], seed)
-                inputs[state_name(lane, operator)] = np.tile(state, (len(batch), 1))
-        outputs = list(self._pipeline.run(**inputs))[: len(batches)]
-        for output in outputs:
-            _check_output(output)
-        return outputs
+        inputs: dict[str, Any] = {_INPUT: images}
+        for operator, seed in enumerate(self._seeds):
+            inputs[state_name(operator)] = np.tile(first_state(first, seed), (len(images), 1))
+        (output,) = self._pipeline.run(**inputs)
+        _check_output(output)
+        return output
 
     def _build(self) -> Any:
         fn, types, _ = dali()
         device, transform = self._decoding.device, self._decoding.transform
         assert transform is not None
-        made: list[tuple[Any, Any]] = []
-
-        def graph() -> Any:
-            made.clear()
-            for lane in range(self._lanes):
-                images = fn.external_source(
-                    name=_INPUT.format(lane),
-                    no_copy=True,
-                    dtype=types.UINT8,
-                    layout="HWC",
-                    device=device,
-                )
-                made.append((images, transform(images)))
-            return made[0][1]
-
-        try:
-            pipeline = new_pipeline(device, self._threads)
-            with pipeline:
-                graph()
-        except TypeError as error:
-            if _CONDITIONALS not in str(error):
-                raise
-            pipeline = self._with_conditionals(graph)
-        for images, output in made:
+        pipeline = new_pipeline(device, self._threads)
+        with pipeline:
+            images = fn.external_source(
+                name=_INPUT, no_copy=True, dtype=types.UINT8, layout="HWC", device=device
+            )
+            try:
+                output = transform(images)
+            except TypeError as error:
+                if _CONDITIONALS not in str(error):
+                    raise
+                raise ArgumentError(
+                    "transform= uses `if` on values of DALI, as its automatic augmentations do: "
+                    "augment=['rand_augment'] or ['auto_augment'] makes these, and arithmetic "
+                    "chooses between values, as in `mask * one + (mask ^ True) * other`"
+                ) from error
             if not isinstance(output, type(images)):
                 raise ArgumentError(
                     f"transform= gave a {type(output).__name__}: it has to give one batch of "
                     "images, as DALI's operators do"
                 )
-        with pipeline:
-            for lane, (_, output) in enumerate(made):
-                self._seeds, self._operators = add_state_inputs(output, lane, fn, types)
-            pipeline.set_outputs(*(output for _, output in made))
+            self._seeds = add_state_inputs(output, fn, types)
+            pipeline.set_outputs(output)
         pipeline.build()
         return pipeline
 
-    def _with_conditionals(self, graph: Callable[[], Any]) -> Any:
-        try:
-            return conditional_pipeline(self._decoding.device, self._threads, graph)
-        except TypeError as error:
-            if _CONDITIONALS not in str(error):
-                raise
-            raise ArgumentError(
-                "transform= uses `if` on values of DALI, as its automatic augmentations do, and "
-                "DALI finds no source code to convert: define the function by `def` in a module "
-                "that workers can import, not by lambda or in a notebook"
-            ) from error
 
-
-def _runs(origins: Sequence[Origin], length: int) -> list[_Part]:
-    """Parts of at most ``length`` consecutive samples, with fillers in short gaps.
+def _runs(origins: Sequence[Origin], length: int) -> list[list[int]]:
+    """Rows in parts of at most ``length`` consecutive samples.
 
     Rows that a shuffle has mixed are sorted first: some are neighbours in their shard.
     """
-    parts: list[_Part] = []
+    parts: list[list[int]] = []
     before: Origin | None = None
     for row in sorted(range(len(origins)), key=lambda row: _stream_of(origins[row])):
         origin = origins[row]
-        gap = -1
-        if before is not None and _stream_of(before)[:2] == _stream_of(origin)[:2]:
-            gap = origin.number - before.number - 1
-        fits = parts and len(parts[-1].rows) + gap < min(length, BATCH_SIZE)
-        if not fits or not 0 <= gap <= _LONGEST_GAP:
-            parts.append(_Part([], []))
-            gap = 0
-        rows, kept = parts[-1]
-        rows.extend(rows[-1:] * gap)
-        kept.append(len(rows))
-        rows.append(row)
+        follows = before is not None and _stream_of(origin) == (
+            *_stream_of(before)[:2],
+            before.number + 1,
+        )
+        if not follows or len(parts[-1]) >= min(length, BATCH_SIZE):
+            parts.append([])
+        parts[-1].append(row)
         before = origin
     return parts
 
@@ -399,16 +283,8 @@ def _stream_of(origin: Origin) -> tuple[str, int, int]:
     return origin.shard, origin.draw, origin.number
 
 
-def _jobs(parts: list[_Part], lanes: int) -> list[list[_Part]]:
-    """Parts that are transformed by one run: each by itself, or single images, one in each lane."""
-    alone = [part for part in parts if len(part.rows) == 1 and lanes > 1]
-    jobs = [[part] for part in parts if len(part.rows) > 1 or lanes == 1]
-    return [*jobs, *(alone[start : start + lanes] for start in range(0, len(alone), lanes))]
-
-
-def _slices(count: int, length: int) -> list[_Part]:
-    slices = [range(start, min(start + length, count)) for start in range(0, count, length)]
-    return [_Part(list(rows), list(range(len(rows)))) for rows in slices]
+def _slices(count: int, length: int) -> list[list[int]]:
+    return [list(range(start, min(start + length, count))) for start in range(0, count, length)]
 
 
 def _function_error(origin: Origin, error: Exception) -> FunctionError:
@@ -442,7 +318,7 @@ def _check_labels(inputs: Iterable[Any], outputs: Iterable[Any], origins: Sequen
 
 
 def _labels(image: Any) -> set[int]:
-    pixels = np.asarray(image.as_cpu() if hasattr(image, "as_cpu") else image)
+    pixels = np.asarray(on_host(image))
     # Twice as fast as np.unique.
     counts = Image.fromarray(pixels.reshape(1, -1)).histogram()
     return {label for label, count in enumerate(counts) if count}

@@ -53,6 +53,7 @@ class Options:
     shuffle: int | None
     members: Members
     has_samples: bool  # rows refer to samples or image files; else all members are from columns
+    part: tuple[str, ...]  # columns of the part that each image is; empty: they are whole pictures
     sidecar: bool
     index: bool
     errors: Literal["null", "raise", "drop"]

@@ -233,6 +233,20 @@ def add_stored(members: Members, column: str, is_main: bool) -> Members:
     return replace(members, from_columns=(*members.from_columns, *kept))
 
 
+#: The field of JSON, as a column, that tells which part of which picture an image is.
+PART_FIELD = "json.part"
+
+
+def with_part(members: Members) -> Members:
+    """Add the field `PART_FIELD` to the JSON of each sample, unless it is left out or a column."""
+    others = {member.extension: member for member in members.from_columns}
+    own = others.pop("json", None)
+    if not own.merges if own else "json" in members.left_out:
+        return members
+    made = ColumnMember("json", (*(own.needs if own else ()), PART_FIELD))
+    return replace(members, from_columns=(*others.values(), made))
+
+
 def member_bytes(table: pa.Table, member: ColumnMember) -> pa.Array:
     """The bytes of a member for each row of a table; null if the row has none.
 

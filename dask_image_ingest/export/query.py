@@ -35,7 +35,7 @@ from dask_image_ingest.dataset.plan import (
     datasets_of,
     partition_sources,
 )
-from dask_image_ingest.dataset.references import Decode, encoded_by, unfused
+from dask_image_ingest.dataset.references import CutRows, Decode, encoded_by, unfused
 from dask_image_ingest.dataset.scan import ColumnDecode
 from dask_image_ingest.dataset.schema import ImageMember
 from dask_image_ingest.decode import DecodeSpec
@@ -115,6 +115,8 @@ def operation_name(expr: dx.Expr) -> str:
     if isinstance(expr, MapBatches):
         function = expr.batch_map.function
         return f"{function.called_by}({function.name})"
+    if isinstance(expr, CutRows):
+        return f"images.{expr.step}"
     if isinstance(expr, MapColumns):
         return str(expr.function.__name__).strip("_")
     if isinstance(expr, dx.MapPartitions):

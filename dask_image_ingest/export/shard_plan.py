@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest.computing import one_task_per_item
+from dask_image_ingest.dataset.schema import EDGES, PLACE
 from dask_image_ingest.decode import printable
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.files import (
@@ -250,8 +251,12 @@ def make_plan(
     reasons = selected.column("reason")
     for number in np.flatnonzero(pc.is_valid(reasons).to_numpy()).tolist():
         rejected.add(kept[number], reasons[number].as_py())
-    rejected.find_repeated_rows(kept, positions, selected.column("sample"))
-    located = rows.select(["key", "offset", "part", "batch", "row"]).take(pa.array(kept))
+    place = [*PLACE, *EDGES] if options.part else []
+    located = rows.select(["key", "offset", "part", "batch", "row", *place]).take(pa.array(kept))
+    samples = selected.column("sample")
+    if place:  # a sample has any number of parts
+        samples = pc.if_else(pc.is_valid(located.column("top")), None, samples)
+    rejected.find_repeated_rows(kept, positions, samples)
     for name, values in (
         ("number", pa.array(kept)),
         ("source", pa.array(positions)),
@@ -260,6 +265,8 @@ def make_plan(
     ):
         located = located.append_column(name, values)
     located = located.filter(pa.array(np.isin(kept, rejected.kept)))
+    if place:
+        located = _with_numbered_parts(located).drop_columns(place)
     plan, repeated = _assign_to_shards(located, sources, options)
     for number in repeated:
         rejected.add(
@@ -278,6 +285,18 @@ def make_plan(
         plan.shards,
     )
     return plan, rejected
+
+
+def _with_numbered_parts(rows: pa.Table) -> pa.Table:
+    """Number the parts of each key by their place, ``key_0``, ``key_1``, whatever their order."""
+    names = ["key", *PLACE, *EDGES]
+    parts = rows.select(names).to_pandas().dropna().sort_values(names[1:], kind="stable")
+    new = parts["key"] + "_" + parts.groupby("key").cumcount().astype(str)
+    keys = rows.column("key").to_pandas().where(lambda key: ~key.index.isin(new.index), new)
+    # Without an offset, which they share, a shuffle goes by the key.
+    offsets = pc.if_else(pc.is_valid(rows.column("top")), None, rows.column("offset"))
+    rows = rows.set_column(rows.column_names.index("key"), "key", pa.array(keys, pa.string()))
+    return rows.set_column(rows.column_names.index("offset"), "offset", offsets)
 
 
 def _numbered(urls: pa.ChunkedArray) -> tuple[list[str], np.ndarray]:

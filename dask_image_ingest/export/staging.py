@@ -23,7 +23,7 @@ from dask_image_ingest.computing import compute
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset.plan import select_columns
 from dask_image_ingest.dataset.references import references_of
-from dask_image_ingest.dataset.schema import METADATA_COLUMNS, image_field
+from dask_image_ingest.dataset.schema import EDGES, METADATA_COLUMNS, PLACE, image_field
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.files import (
     ExportContext,
@@ -35,7 +35,7 @@ from dask_image_ingest.export.files import (
 )
 from dask_image_ingest.export.locate import SourceShard, locate_in_task
 from dask_image_ingest.export.member_selection import Row, as_table
-from dask_image_ingest.export.members import ColumnMember, member_bytes
+from dask_image_ingest.export.members import PART_FIELD, ColumnMember, member_bytes
 from dask_image_ingest.export.query import encoded_columns
 from dask_image_ingest.export.stored_images import (
     stored_extension,
@@ -43,8 +43,16 @@ from dask_image_ingest.export.stored_images import (
     stored_name,
     with_stored,
 )
-from dask_image_ingest.frames import backend_of, image_columns, reference_columns, without
+from dask_image_ingest.frames import (
+    backend_of,
+    image_columns,
+    one_chunk,
+    reference_columns,
+    with_urls,
+    without,
+)
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
+from dask_image_ingest.url_secrets import url_identity
 
 # Most rows and bytes of a batch of staged columns, which is read as a whole.
 _BATCH_ROWS = 4096
@@ -104,7 +112,7 @@ def stage_frame(frame: AnyFrame, context: ExportContext, columns: Sequence[str])
     frame = _named_index(frame)
     options = context.options
     members = options.members
-    needed = ["__key__", "__url__", "offset", "nbytes", *members.columns]
+    needed = ["__key__", "__url__", "offset", "nbytes", *members.columns, *options.part]
     images = [name for member in members.pixels for name in member.needs]
     wanted = [*columns, *images, *members.stored] if options.sidecar else needed
     wanted = [name for name in dict.fromkeys(wanted) if name in frame.columns]
@@ -163,9 +171,13 @@ def _stage_partition(frame: DataFrame, context: ExportContext) -> pd.DataFrame:
     table = _with_types(
         table, lambda type_: type_.value_type if pa.types.is_dictionary(type_) else type_
     )
+    part = [table.column(name).cast(pa.int64()) for name in options.part]
+    with_part = table.append_column(PART_FIELD, _part_json(table, part)) if part else table
+    # In the new shard, the part is a whole image.
+    table = table.drop_columns(options.part[: len(PLACE)])
     contents = {
         member.extension: member_bytes(
-            table
+            with_part
             if member.pixels is None
             else backend_of(frame).to_arrow(member.encode(frame).to_frame()),
             member,
@@ -186,6 +198,7 @@ def _stage_partition(frame: DataFrame, context: ExportContext) -> pd.DataFrame:
         "offset": _column(table, "offset", pa.int64()),
         "nbytes": _column(table, "nbytes", pa.int64()),
         "error": _column(table, "error", pa.string()),
+        **dict(zip((*PLACE, *EDGES), part, strict=False)),
         "part": pa.nulls(count, pa.string()),
         "batch": pa.array(np.arange(count) // batch_rows, pa.int32()),
         "row": pa.array(np.arange(count) % batch_rows, pa.int32()),
@@ -219,6 +232,17 @@ def _stage_partition(frame: DataFrame, context: ExportContext) -> pd.DataFrame:
     }
     staged = table_to_bytes(staged.replace_schema_metadata(metadata))
     return pd.DataFrame({"rows": pd.array([staged], dtype=_BYTES)})
+
+
+def _part_json(table: pa.Table, part: Sequence[pa.ChunkedArray]) -> pa.Array:
+    """Which part of which picture each image is; null for a whole one."""
+    urls = with_urls(
+        table.select(["__url__"] if "__url__" in table.column_names else []), url_identity
+    )
+    fields = {"key": table.column("__key__"), "shard": _column(urls, "__url__", pa.string())}
+    fields |= zip((*PLACE, *EDGES), part, strict=True)
+    arrays = [one_chunk(values) for values in fields.values()]
+    return pa.StructArray.from_arrays(arrays, [*fields], mask=pc.is_null(arrays[-1]))
 
 
 def _stored(

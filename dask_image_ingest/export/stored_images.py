@@ -23,6 +23,7 @@ from dask_image_ingest.dataset.plan import (
     value_sources,
 )
 from dask_image_ingest.dataset.references import (
+    CutRows,
     Decode,
     adds_references,
     fetch_encoded,
@@ -102,7 +103,9 @@ def _computed_origin(frame: DataFrame, column: str) -> ImageOrigin:
     sample_urls = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
     same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
     is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
-    return ImageOrigin(None, ("image" if column == "image" else "other") if is_own else None)
+    has_parts = any(reference and reference.has_part for reference in reference_rows(references))
+    changed_by = "images.tiles or images.pages" if has_parts else None
+    return ImageOrigin(changed_by, ("image" if column == "image" else "other") if is_own else None)
 
 
 def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
@@ -110,6 +113,9 @@ def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
     changed_by, modes = None, set()
     for expr, (name,) in changes:
         if isinstance(expr, KeepsResults):
+            continue
+        if isinstance(expr, CutRows):
+            changed_by = changed_by or operation_name(expr)
             continue
         meta = expr._meta if expr.ndim == 1 else expr._meta[name]
         if backend_of(meta).is_references(meta.dtype):
@@ -187,10 +193,15 @@ def stored_files(
     references_or_none = reference_rows(references)
     rows = [row for row, reference in enumerate(references_or_none) if reference is not None]
     wanted = [reference for reference in references_or_none if reference is not None]
+    if any(reference.has_part for reference in wanted):
+        raise ArgumentError(
+            "parts of pictures, such as tiles, are not stored by themselves: decode_images decodes "
+            "them, and to_webdataset(members={'jpg': Encode('image')}) encodes them"
+        )
     fetched = fetch_encoded(wanted, storage_options)
     files: list[bytes | None] = [None] * len(references_or_none)
     for row, file in zip(rows, fetched, strict=True):
-        files[row] = None if isinstance(file, Header) else bytes(file)
+        files[row] = None if isinstance(file, Header) else bytes(file[:])
     return files
 
 

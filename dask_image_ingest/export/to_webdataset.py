@@ -27,6 +27,7 @@ from dask_image_ingest.arguments import (
 from dask_image_ingest.computing import one_task_per_item
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import files_read, searches_of_frame
+from dask_image_ingest.dataset.schema import part_columns
 from dask_image_ingest.errors import ArgumentError, ExportError
 from dask_image_ingest.export.files import (
     FORMAT,
@@ -42,7 +43,7 @@ from dask_image_ingest.export.files import (
     result_frame,
     shard_files,
 )
-from dask_image_ingest.export.members import Members, add_stored, parse_members
+from dask_image_ingest.export.members import Members, add_stored, parse_members, with_part
 from dask_image_ingest.export.query import (
     as_query,
     frame_fingerprint,
@@ -209,13 +210,16 @@ def to_webdataset(
         )
     columns = columns_to_export(frame)
     has_samples = {"__url__", "offset"} <= {*columns}
+    selection = _checked_members(frame, members, columns, has_samples)
+    part = _part_written(columns, selection)
     options = Options(
         template=template,
         samples_per_shard=samples_per_shard,
         bytes_per_shard=nbytes,
         shuffle=None if shuffle is None else int(shuffle),
-        members=_checked_members(frame, members, columns, has_samples),
+        members=with_part(selection) if part else selection,
         has_samples=has_samples,
+        part=part,
         sidecar=sidecar is not None,
         index=bool(index),
         errors=errors,
@@ -290,6 +294,13 @@ def _checked_members(
             "__url__ and offset, which say where each sample is, or images to write"
         )
     return selection
+
+
+def _part_written(columns: Sequence[str], members: Members) -> tuple[str, ...]:
+    """The columns that tell the part of the image that is written in place of each sample's."""
+    parts = part_columns(columns)
+    written = [*(member.columns for member in members.pixels), *members.stored]
+    return next((parts[image] for image in written if image in parts), ())
 
 
 def _refuse_silent_changes(origins: Mapping[str, ImageOrigin], members: Members) -> None:

@@ -435,15 +435,18 @@ def _contents(
             contents[name] = _wds2idx_text(len(batch), members)
         elif columns is not None:
             schema = pa.ipc.read_schema(pa.py_buffer(batch.schema.metadata[b"sidecar"]))
-            contents[name] = sidecar(columns, schema, layout, url)
+            contents[name] = sidecar(columns, schema, layout, url, batch.column("key"))
     return contents
 
 
-def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> bytes:
+def sidecar(
+    columns: pa.Table, schema: pa.Schema, layout: Layout, url: str, keys: pa.Array
+) -> bytes:
     """The columns of a shard's samples as a parquet file.
 
-    ``__url__``, ``offset`` and ``nbytes`` are replaced by those of the image in the new shard at
-    ``url``, null without an image, so that ``decode_images`` finds it.
+    ``__key__`` is replaced by the new keys, and ``__url__``, ``offset`` and ``nbytes`` by those of
+    the image in the new shard at ``url``, null without an image, so that ``decode_images`` finds
+    it.
     """
     arrays = [
         columns.column(field.name).cast(field.type)
@@ -454,12 +457,13 @@ def sidecar(columns: pa.Table, schema: pa.Schema, layout: Layout, url: str) -> b
     table = pa.table(arrays, schema=schema)
     # Every sample has a member, so index -1 of a missing image is valid; its value is masked.
     absent = layout.images < 0
-    locations = {
+    replaced = {
+        "__key__": keys.cast(schema.field("__key__").type),
         "__url__": pa.array([url_identity(url)] * len(table), pa.string()),
         "offset": pa.array(layout.places[layout.images], pa.int64(), mask=absent),
         "nbytes": pa.array(layout.sizes[layout.images], pa.int64(), mask=absent),
     }
-    for name, values in locations.items():
+    for name, values in replaced.items():
         number = schema.get_field_index(name)
         if number < 0:
             table = table.append_column(name, values)

@@ -34,6 +34,7 @@ from dask_image_ingest.frames.backend import (
 from dask_image_ingest.frames.choose import (
     backend_of,
     choose_backend,
+    converted,
     get_backend,
     image_column,
     image_columns,
@@ -58,6 +59,7 @@ from dask_image_ingest.frames.reference_dtype import (
     REFERENCE,
     ImageReference,
     as_references,
+    holds_references,
     references_of_fields,
     with_urls,
 )
@@ -79,10 +81,12 @@ __all__ = [
     "backend_of",
     "bytes_of",
     "choose_backend",
+    "converted",
     "encoded_memory",
     "get_backend",
     "gpus",
     "has_type",
+    "holds_references",
     "image_column",
     "image_columns",
     "index_columns",

@@ -7,6 +7,7 @@ from collections.abc import Collection, Hashable
 from typing import Any
 
 import dask
+import numpy as np
 
 from dask_image_ingest.arguments import check_choice
 from dask_image_ingest.dask_internals import (
@@ -16,6 +17,7 @@ from dask_image_ingest.dask_internals import (
 )
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.frames.backend import Backend, BackendName, gpus
+from dask_image_ingest.frames.reference_dtype import as_references
 from dask_image_ingest.typedefs import AnyFrame, AnySeries
 
 
@@ -100,6 +102,23 @@ def without(frame: AnyFrame, columns: Collection[Hashable]) -> AnyFrame:
     """Frame without some columns. ``drop`` would copy and pin all others of a cuDF frame."""
     kept = [name for name in frame.columns if name not in columns]
     return frame if len(kept) == len(frame.columns) else frame[kept]
+
+
+def converted(frame: AnyFrame, name: BackendName) -> AnyFrame:
+    """Rows without pixels as a frame of a backend, in the types of a read.
+
+    An index of other labels than whole numbers becomes the numbers of the rows.
+    """
+    here = backend_of(frame)
+    if here.name == name:
+        return frame
+    table = here.to_arrow(frame)
+    for place, (column, dtype) in enumerate(frame.dtypes.items()):
+        if here.is_references(dtype):
+            table = table.set_column(place, column, as_references(table.column(place)))
+    is_numbered = len(frame) and frame.index.dtype == np.int64
+    labels = frame.index.to_numpy() if is_numbered else np.arange(len(frame))
+    return get_backend(name).frame(table, labels, None)
 
 
 class _CudfEntrypoint(DataFrameBackendEntrypoint):

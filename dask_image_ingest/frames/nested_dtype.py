@@ -603,8 +603,10 @@ NestedDtype.array_class, TensorDtype.array_class = NestedColumn, TensorColumn
 
 @make_array_nonempty.register(NestedDtype)
 def _two_rows(dtype: NestedDtype) -> NestedColumn:
-    row: Any = {} if pa.types.is_struct(dtype.pyarrow_dtype) else []
-    return NestedColumn(pa.chunked_array([pa.array([row, row], dtype.pyarrow_dtype)]))
+    type_ = dtype.pyarrow_dtype
+    row: Any = {} if pa.types.is_struct(type_) else []
+    row = [None] * type_.list_size if pa.types.is_fixed_size_list(type_) else row
+    return NestedColumn(pa.chunked_array([pa.array([row, row], type_)]))
 
 
 @make_array_nonempty.register(TensorDtype)

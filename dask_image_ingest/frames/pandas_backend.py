@@ -250,8 +250,10 @@ def _write(queue: deque[tuple[np.ndarray | ResizedImage, np.ndarray]]) -> None:
             return
         if isinstance(source, ResizedImage):
             source.write(destination)
-        else:
+        elif source.flags.c_contiguous:
             destination[:] = as_bytes(source)
+        else:  # a slice of a picture
+            destination.view(source.dtype).reshape(source.shape)[...] = source
 
 
 class PandasBackend:

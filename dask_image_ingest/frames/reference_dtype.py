@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -95,6 +95,21 @@ class ImageReference(UrlHolder):
         return hash((*fields, None if sample is None else sample.hex()))
 
     @property
+    def has_part(self) -> bool:
+        """True if it refers to a page, or a rectangle, of its image."""
+        return self.page is not None or self.top is not None
+
+    @property
+    def picture(self) -> ImageReference:
+        """Reference to the bytes: without its rectangle, and to page 0 if it has a part.
+
+        So bytes of which parts alone are wanted need not be read whole.
+        """
+        if not self.has_part:
+            return self
+        return replace(self, page=0, top=None, left=None, height=None, width=None, in_shares=None)
+
+    @property
     def place(self) -> tuple[int, int] | None:
         """Offset and size of the encoded image; None if it is not one range of the shard."""
         if self.offset is None or self.nbytes is None:
@@ -161,12 +176,13 @@ def as_references(array: pa.Array | pa.ChunkedArray) -> Any:
     """Convert an Arrow array or chunked array to ``REFERENCE``."""
     if array.type.equals(REFERENCE):
         return array
-    if not holds_references(array.type):
+    # Some of the fields: readers of parquet return them for a column such as ``mask.height``, too.
+    if not (pa.types.is_struct(array.type) and {*array.type.names} <= {*REFERENCE.names}):
         raise pa.ArrowInvalid(f"no image references: {array.type}")
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([as_references(chunk) for chunk in array.chunks], REFERENCE)
     fields = dict(zip(array.type.names, array.flatten(), strict=True))
-    if is_byte_list(fields["bytes"].type):
+    if "bytes" in fields and is_byte_list(fields["bytes"].type):
         fields["bytes"] = bytes_of(fields["bytes"])
     return references_of_fields(len(array), fields, array.is_null())
 

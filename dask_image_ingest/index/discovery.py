@@ -44,7 +44,7 @@ from dask_image_ingest.storage import (
     shard_name,
     takes_files,
 )
-from dask_image_ingest.url_secrets import UrlHolder
+from dask_image_ingest.url_secrets import UrlHolder, is_signed
 
 # Index files of up to so many bytes are read whole: one or two requests if remote.
 _READ_WHOLE = 4 << 20
@@ -225,8 +225,9 @@ def find_indexes(
     Parameters
     ----------
     where
-        ``"auto"``: beside the shards, by one listing of each folder. True: beside the shards, each
-        of which must have one; nothing is listed. False: nowhere. Else a folder.
+        ``"auto"``: beside the shards, by one listing of each folder, or by two requests to a web
+        server that lists none. True: beside the shards, each of which must have one; nothing is
+        listed. False: nowhere. Else a folder.
     listings
         Listings to reuse.
 
@@ -253,6 +254,8 @@ def find_indexes(
             names = _in_folder(folder, members, storage_options)
         elif not unlisted:
             names = names_beside(location, names, storage_options, listings)
+            if not names and is_web(location) and not is_signed(group[0].url):
+                names = _asked_for(location, members, storage_options)
         combined = inside(location, COMBINED_INDEX)
         table = _table(combined, storage_options) if COMBINED_INDEX in names else None
         for shard, name in members:
@@ -288,25 +291,40 @@ def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | Non
 def _in_folder(
     folder: str, members: Sequence[tuple[Shard, str]], storage_options: dict[str, Any] | None
 ) -> Collection[str]:
-    """Names in a folder of indexes that the user has named.
-
-    If its web server lists none, two files are asked for: the combined index, and that of the first
-    shard, which stands for the others.
-    """
+    """Names in a folder of indexes that the user has named."""
     try:
         return names_in(folder, storage_options)
     except (ShardError, ShardNotFoundError) as error:
         if isinstance(error, ShardError) and not is_web(folder):
             raise
-        own = [name + INDEX_SUFFIX for _, name in members]
-        tried = [COMBINED_INDEX, *own[:1]] if is_web(folder) else []
-        there = [name for name in tried if exists_remote(inside(folder, name), storage_options)]
-        if not there:
-            none = f", and has neither {' nor '.join(tried)}" if tried else ""
+        names = _asked_for(folder, members, storage_options) if is_web(folder) else ()
+        if not names:
+            tried = (
+                f", and has neither {COMBINED_INDEX} nor {members[0][1]}{INDEX_SUFFIX}"
+                if is_web(folder)
+                else ""
+            )
             raise ArgumentError(
-                f"index={folder!r}: there is no such folder, or its server lists none{none}"
+                f"index={folder!r}: there is no such folder, or its server lists none{tried}"
             ) from error
-        return {*there, *own} if own[0] in there else there
+        return names
+
+
+def _asked_for(
+    folder: str, members: Sequence[tuple[Shard, str]], storage_options: dict[str, Any] | None
+) -> Collection[str]:
+    """Names of the indexes in a folder of which a web server gives no listing.
+
+    Two files are asked for: the combined index, and that of the first shard, which stands for the
+    others.
+    """
+    own = [name + INDEX_SUFFIX for _, name in members]
+    there = [
+        name
+        for name in (COMBINED_INDEX, own[0])
+        if exists_remote(inside(folder, name), storage_options)
+    ]
+    return {*there, *own} if own[0] in there else there
 
 
 def parse_index(index: object) -> Literal["auto"] | bool | str:

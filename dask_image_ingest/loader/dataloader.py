@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -12,7 +13,7 @@ from typing import Any
 
 import cloudpickle
 
-from dask_image_ingest.arguments import whole_number
+from dask_image_ingest.arguments import shown, whole_number
 from dask_image_ingest.errors import ArgumentError, MissingDependencyError, warn_user
 from dask_image_ingest.loader.iter_batches import Batches
 from dask_image_ingest.loader.loops import Loop, Loops
@@ -54,9 +55,6 @@ class TorchDataset(IterableDataset):
         Where the first loop begins: an argument ``start=``.
     share
         Rank and world; None for those of ``torch.distributed``.
-    goes_on
-        Whether a loop in this process goes on where the one before it was left, as that over the
-        iterator of ``iter_batches`` does.
     """
 
     def __init__(
@@ -64,25 +62,20 @@ class TorchDataset(IterableDataset):
         make: MakeBatches,
         start: int | Sequence[Any],
         share: Share | None = None,
-        goes_on: bool = False,
     ) -> None:
         self._make = make
         self._loops = Loops(parse_start(start))
         # Copies in workers have what is known when they are made.
         self._facts: Facts = {}
         self._share = share
-        self._goes_on = goes_on
-        # The latest iterator of this process, and the epoch that it goes through.
+        # The latest iterator of this process.
         self._batches: Batches | None = None
-        self._epoch = 0
-        # How many iterations began in this process.
-        self._begun = 0
-        # The state of its own that a worker goes on with.
-        self._resumed: Loop | None = None
+        # The loop of workers that are being started: another may be set before they begin.
+        self._first: Loop | None = None
         # The process that unpickled this, with the rank and world of the one that pickled it.
         self._unpickled: tuple[int, tuple[int, int]] | None = None
         # Building an iterator checks the arguments here, rather than in a worker.
-        first = self._batches_of(self._loops.next)
+        first = self._batches_of(self._loops.current)
         self._is_on_gpu = first.is_on_gpu
         # Whether images are decoded where this is iterated.
         self.decodes = first.decodes
@@ -91,35 +84,22 @@ class TorchDataset(IterableDataset):
         self._warns = first.differs_by_epoch
 
     def __repr__(self) -> str:
-        return f"<torch dataset of {self._batches_of(self._loops.next)!r}>"
+        return f"<torch dataset of {self._batches_of(self.loop)!r}>"
 
     def __len__(self) -> int:
         # Of this epoch: a mix has other lengths in others.
-        return len(self._batches_of(self._loops.next._replace(start=0)))
+        return len(self._batches_of(self._loops.current._replace(start=0)))
 
     def __iter__(self) -> Iterator[Any]:
-        worker, batches = get_worker_info(), self._batches
-        if worker is not None:
-            self.refuse_workers()
+        if get_worker_info() is None:
+            self._batches = self._batches_of(self.begin())
+            return self._batches
+        self.refuse_workers()
         set_up_worker()
-        if worker is None and batches is not None and not self._goes_on:
-            self.warn_of_repetition()
-        self._begun += 1
-        resumed, self._resumed = self._resumed, None
-        if self._goes_on and worker is None and batches is not None and not self._loops.is_set:
-            loop = Loop(self._epoch, iter(batches).position)
-            if isinstance(loop.start, Position) and not loop.start.row:
-                self.warn_of_repetition()
-            self._loops.begin(self._begun, loop, lambda epoch, start: start)
-            return batches
-        loop = self._loops.begin(self._begun, resumed, self._start_in)
-        if resumed is not None:
-            # The step of this worker; others have theirs.
-            loop = Loop(loop.epoch, self._start_in(loop.epoch, resumed.start))
-        self._epoch = loop.epoch
-        is_resumed = resumed is not None and isinstance(loop.start, Position)
-        self._batches = self._batches_of(loop, is_resumed)
-        return self._batches if worker is None else map(sendable, self._batches)
+        loop, self._first = self._first or self.loop, None
+        self._loops.note_begin()
+        self._batches = self._batches_of(loop)
+        return map(sendable, self._batches)
 
     def __next__(self) -> Any:
         if self._batches is None:
@@ -132,21 +112,52 @@ class TorchDataset(IterableDataset):
         """Number of ranks that share the batches."""
         return self._share.world if self._share else self._rank()[1]
 
-    def prepare(self, workers: int) -> None:
-        """Find what the order needs to know of the rows, before workers are started."""
+    @property
+    def loop(self) -> Loop:
+        """The loop that begins next; once it has begun, that loop."""
+        epoch, start = self._loops.current
+        if not isinstance(start, Position) or start.epoch == epoch:
+            return Loop(epoch, start)
+        if self._batches_of(Loop(start.epoch, start)).is_at_end:
+            return Loop(epoch, 0)
+        raise ArgumentError(
+            f"the next loop would go on in the middle of epoch {start.epoch}, at row "
+            f"{start.row:,}, but set_epoch({epoch}) was called: call set_epoch({start.epoch}) "
+            "first, or begin without start= or a state"
+        )
+
+    @loop.setter
+    def loop(self, loop: Loop) -> None:
+        self._batches_of(loop)  # its position is checked
+        self._loops.set(loop)
+        self._batches = None
+
+    def begin(self) -> Loop:
+        """Begin a loop: all of the epoch again, if no other one was set."""
+        if self._loops.has_begun:
+            if self._warns:
+                self._warns = False
+                warn_user(
+                    "this loop has the same order and the same random crops as the loop before it: "
+                    "call loader.set_epoch(epoch) before each loop, or that of its dataset"
+                )
+            self._loops.set_epoch(self._loops.current.epoch)
+        loop = self.loop
+        self._loops.note_begin()
+        return loop
+
+    @contextlib.contextmanager
+    def starting(self, workers: int, loop: Loop) -> Iterator[None]:
+        """Have workers that are started meanwhile begin with a loop."""
+        # What the order needs to know of the rows is found before, once.
         if not self._facts:
             share = (self._share or Share(*self._rank()))._replace(workers=workers)
-            epoch = self._loops.next.epoch
-            self._make(epoch=epoch, start=0, share=share, facts=self._facts).prepare()
-
-    def warn_of_repetition(self) -> None:
-        """Warn once, before a loop that has the order and the random crops of the latest one."""
-        if self._warns and self._loops.comes_again:
-            self._warns = False
-            warn_user(
-                "this loop has the same order and the same random crops as the loop before it: "
-                "call loader.set_epoch(epoch) before each loop, or that of its dataset"
-            )
+            self._make(epoch=loop.epoch, start=0, share=share, facts=self._facts).prepare()
+        self._first = loop
+        try:
+            yield
+        finally:
+            self._first = None
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -157,9 +168,9 @@ class TorchDataset(IterableDataset):
     def position(self) -> Position:
         """Position of the next batch that this process iterates: an argument ``start=``."""
         batches = self._batches
-        return (self._batches_of(self._loops.next) if batches is None else batches).position
+        return (self._batches_of(self.loop) if batches is None else batches).position
 
-    def position_after(self, steps: int) -> Position:
+    def position_after(self, steps: int, loop: Loop | None = None) -> Position:
         """Position after so many batches of the latest loop: an argument ``start=``.
 
         Workers read ahead: only the training process knows how many batches it has used.
@@ -168,12 +179,14 @@ class TorchDataset(IterableDataset):
         ----------
         steps
             Batches of this rank since the loop began.
+        loop
+            Another loop than the latest one.
 
         Returns
         -------
         Position
         """
-        return self._batches_of(self._loops.latest).position_after(steps)
+        return self._batches_of(loop or self.loop).position_after(steps)
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be another epoch: another order, and other augmentations.
@@ -194,30 +207,6 @@ class TorchDataset(IterableDataset):
         self._loops.set_epoch(
             whole_number("epoch", epoch, 0, "pass the number of the epoch", most=2**63 - 1)
         )
-
-    def state_dict(self) -> dict[str, Any]:
-        """Epoch and position, for torchdata's ``StatefulDataLoader``."""
-        if self._batches is None:
-            epoch, start = self._resumed or self._loops.next
-            is_own = self._resumed is not None
-        else:
-            epoch, start = self._epoch, self._batches.position
-            is_own = get_worker_info() is not None
-        plain = list(start) if isinstance(start, Position) else start
-        return {"epoch": epoch, "start": plain, "own": is_own}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Begin the next loop at the position of ``state``.
-
-        If ``set_epoch`` was called before the loop, its epoch is that of ``state``, or ``state`` is
-        at the end of one: in the middle of an epoch another one cannot begin.
-        """
-        loop = Loop(state["epoch"], parse_start(state["start"]))
-        if state["own"] and get_worker_info() is not None:
-            self._resumed = loop
-        else:
-            self._loops.load(loop)
-        self._batches = None
 
     def __getstate__(self) -> dict[str, Any]:
         # cloudpickle: the frame may contain functions that cannot be imported. The rank, too: a
@@ -261,41 +250,64 @@ class TorchDataset(IterableDataset):
                 return rank
         return torch_rank() or (0, 1)
 
-    def _start_in(self, epoch: int, start: int | Position) -> int | Position:
-        """Start in an epoch: ``start``, or its beginning if another one ends there."""
-        if not isinstance(start, Position) or start.epoch == epoch:
-            return start
-        if self._batches_of(Loop(start.epoch, start), is_resumed=True).is_at_end:
-            return 0
-        raise ArgumentError(
-            f"the next loop would go on in the middle of epoch {start.epoch}, at row "
-            f"{start.row:,}, but set_epoch({epoch}) was called: call set_epoch({start.epoch}) "
-            "first, or begin without start= or a state"
-        )
-
-    def _batches_of(self, loop: Loop, is_resumed: bool = False) -> Batches:
-        """The batches of a loop; ``is_resumed`` if it starts with a step of this very worker."""
+    def _batches_of(self, loop: Loop) -> Batches:
+        """The batches of a loop that this process reads."""
         worker, workers = worker_of_loader() or (0, 1)
-        share = (self._share or Share(*self._rank()))._replace(
-            worker=0 if is_resumed else worker, workers=workers
-        )
+        share = (self._share or Share(*self._rank()))._replace(worker=worker, workers=workers)
         return self._make(epoch=loop.epoch, start=loop.start, share=share, facts=self._facts)
 
 
 class BatchLoader(DataLoader):
-    """A ``DataLoader`` of batches, which tells its dataset the epoch."""
+    """A ``DataLoader`` of batches that tells its dataset the epoch, and knows its position."""
 
     dataset: TorchDataset
 
+    # The latest loop with workers, and how many of its batches were taken.
+    _loop: Loop | None = None
+    _taken = 0
+
     def __iter__(self) -> Iterator[Any]:
-        self.dataset.warn_of_repetition()
-        if self.num_workers:
-            self.dataset.prepare(self.num_workers)
-        return super().__iter__()
+        # It begins with the first batch: Lightning makes an iterator, and then sets its epoch.
+        if not self.num_workers:
+            yield from super().__iter__()
+            return
+        self._loop, self._taken = self.dataset.begin(), 0
+        with self.dataset.starting(self.num_workers, self._loop):
+            batches = super().__iter__()
+        for batch in batches:
+            self._taken += 1
+            yield batch
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be another epoch, as transformers' ``Trainer`` asks for."""
         self.dataset.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position after the batches that were taken, as torchdata's ``StatefulDataLoader`` has it.
+
+        It is that of all ranks, whatever the number of workers; plain values, for JSON too.
+        """
+        is_ahead = self._loop is not None  # workers read ahead, of a loop that this counts
+        dataset = self.dataset
+        position = dataset.position_after(self._taken, self._loop) if is_ahead else dataset.position
+        return {"position": list(position)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let the next loop go on at the position of ``state``, with any ranks and workers.
+
+        If ``set_epoch`` is called before that loop, its epoch is that of ``state``, or ``state`` is
+        at the end of one: in the middle of an epoch another one cannot begin.
+
+        Raises
+        ------
+        ArgumentError
+            If it is no position of these rows, in this order.
+        """
+        position = parse_start(state.get("position"))
+        if not isinstance(position, Position):
+            raise ArgumentError(f"load_state_dict: {shown(state)} is no state of such a loader")
+        self.dataset.loop = Loop(position.epoch, position)
+        self._loop = None
 
     @property
     def sampler(self) -> _Epochs:
@@ -327,11 +339,10 @@ def make_dataset(
     make: MakeBatches,
     start: int | Sequence[Any],
     shard: tuple[int, int] | str | None,
-    goes_on: bool = False,
 ) -> TorchDataset:
     """Create a dataset for the part ``shard=`` of the batches that ``make`` makes."""
     share = None if isinstance(shard, str) and shard == "auto" else parse_shard(shard, "torch")
-    return TorchDataset(make, start, share, goes_on)
+    return TorchDataset(make, start, share)
 
 
 def make_dataloader(
@@ -358,6 +369,6 @@ def _tell_of_threads() -> None:
     """Say, once in a process, that threads do with less what workers without Python do."""
     logger.warning(
         "the workers of this dataloader run no function in Python, such as a collate_fn: with "
-        "num_workers=0 threads of this process would decode, ahead of the training, for less of "
-        "the cores and of the memory"
+        "num_workers=0 threads of this process decode ahead of the training too, and nothing has "
+        "to be started, copied or sent"
     )

@@ -69,6 +69,11 @@ _GPU_BATCHES = 4
 # of a chunk: the first step waits for its own images alone.
 _AHEAD = 4
 
+_NO_DATASET = (
+    "batches come in order, have no numbers, and can't be pickled: iterate over them. A torch "
+    "DataLoader takes mix_batches(..., format='torch'); of one frame, images.dataloader() makes it"
+)
+
 # Pixels of the partitions that a shuffle holds, if it can't decode the rows of a step alone.
 _HELD_BYTES = 1 << 30
 _LEAST_HELD = 2
@@ -96,8 +101,9 @@ class Schedule:
         Rows that come together.
     frame_weights : float64 array, shape (frames,), or None
         Relative probability that a row comes from each of several frames; None for all rows once.
-    stop : str
-        Where an epoch by ``frame_weights`` ends: with the "first" frame that ends, or "all".
+    stop : str or None
+        Where an epoch by ``frame_weights`` ends: with the "first" frame that ends, or "all". None
+        is the first.
     """
 
     shuffle: int | None = None
@@ -107,7 +113,7 @@ class Schedule:
     sampling: Sampling | None = None
     buckets: Buckets | None = None
     frame_weights: np.ndarray | None = None
-    stop: Literal["first", "all"] = "first"
+    stop: Literal["first", "all"] | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.shuffle, bool):
@@ -122,12 +128,18 @@ class Schedule:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
-        check_choice("stop", self.stop, ("first", "all"))
-        if self.stop != "first" and (self.repeat or self.frame_weights is None or self.steps):
-            raise ArgumentError(
-                "stop= tells where an epoch by weights= ends: without weights= each row comes "
-                "once, and repeat= and steps= decide by themselves"
-            )
+        if self.stop is not None:
+            check_choice("stop", self.stop, ("first", "all"))
+            for name, is_given in (("steps", self.steps is not None), ("repeat", self.repeat)):
+                if is_given:
+                    raise ArgumentError(
+                        f"stop= and {name}= both tell where an epoch ends: pass one of them"
+                    )
+            if self.frame_weights is None:
+                raise ArgumentError(
+                    "stop= tells where an epoch by weights= ends, and without them each row comes "
+                    "once: pass weights= too, or leave stop= out"
+                )
         if self.repeat and self.steps is not None:
             raise ArgumentError(
                 "repeat=True never ends, and steps= ends an epoch: pass one of them"
@@ -236,6 +248,8 @@ class Batches:
         # start is known.
         self._row: int | None = None
         self._finished = False
+        # True when a row with an image was found, or none is to be.
+        self._has_images = self._image is None
         self._stream = self._batches()
 
     def __len__(self) -> int:
@@ -390,7 +404,8 @@ class Batches:
             streams.append(Stream(counts, schedule.shuffle, places, weights, number, first))
         if not is_mix:
             return streams[0]
-        stop = None if schedule.repeat or schedule.steps is not None else schedule.stop
+        is_endless = schedule.repeat or schedule.steps is not None
+        stop = None if is_endless else schedule.stop or "first"
         return Mix(streams, schedule.frame_weights, stop, schedule.shuffle or 0)
 
     @functools.cached_property
@@ -455,6 +470,13 @@ class Batches:
             self._stream = self._batches()
         return self
 
+    def __getitem__(self, item: object) -> Any:
+        """Refuse what a ``DataLoader`` asks of data that are no ``IterableDataset``."""
+        raise ArgumentError(_NO_DATASET)
+
+    def __getstate__(self) -> Any:
+        raise ArgumentError(_NO_DATASET)
+
     def __next__(self) -> Any:
         for source in (*self._sources, *self._sources_to_read):
             source.check_process()
@@ -495,6 +517,18 @@ class Batches:
             [dict(zip(names, row, strict=True)) for row in zip(*batch.values(), strict=True)]
         )
 
+    def _check_images(self, rows: int, with_image: int) -> None:
+        """Raise if all rows lack an image, as the first ones that are read do."""
+        if self._has_images or not rows:
+            return
+        if not with_image and all(source.lacks_images() for source in self._sources):
+            raise ArgumentError(
+                f"iter_batches: no row has an image in {self._image!r}, and batches leave out rows "
+                "without one. If the shards have none, as those of latents or captions, read them "
+                "with decode=False; else name the images' extension, image="
+            )
+        self._has_images = True
+
     def _in_order(self) -> Generator[Any, None, None]:
         """Batches of one partition after the other."""
         (source,) = self._sources_to_read
@@ -522,6 +556,7 @@ class Batches:
                         partition = functools.partial(source.describe, number)
                         check_count(frame, int(counts[number]), partition)
                     rows, present = self._rows_of(frame)
+                    self._check_images(length, len(rows))
                     del frame
                     while at < length:
                         stop = min(length, at + missing)
@@ -566,6 +601,10 @@ class Batches:
                 for steps, results in ahead:
                     parts = [result() for result in results]
                     del results
+                    self._check_images(
+                        sum(len(rows.numbers) for step in steps for rows in step.rows),
+                        sum(len(rows) for rows, _ in parts),
+                    )
                     begins = [0] * len(parts)
                     for step in steps:
                         ends = [
@@ -593,10 +632,11 @@ class Batches:
 
     def _pieces(self, readers: Sequence[Reader]) -> Iterator[tuple[list[_Step], list[PendingRows]]]:
         """Start to read a few steps at a time; the first alone, so that it comes early."""
-        coming = _Coming(self._steps())
+        coming, buckets = _Coming(self._steps()), self._schedule.buckets
         count, done, most = 1, 0, None
         while steps := coming.take(count):
             following = 0 if most is None else min(2 * count, most)
+            shape = None if buckets is None or buckets.sizes is None else steps[0].bucket
             next_row = steps[-1].next_row
             in_use = None if self._is_end(next_row) else self._plan.in_use_at(next_row)
             positions = [] if in_use is None else self._by_frame(in_use)
@@ -608,7 +648,7 @@ class Batches:
                     far = coming.look(min(self._horizon + len(steps) + following, _AHEAD * done))
                     reader.expect(soon, _rows_of_frame(far, frame).numbers)
                     held = None if held is None else np.concatenate([held, soon])
-                results.append(reader.start(_rows_of_frame(steps, frame), steps[0].size))
+                results.append(reader.start(_rows_of_frame(steps, frame), shape))
                 reader.keep(held)
             yield steps, results
             done += len(steps)
@@ -623,14 +663,12 @@ class Batches:
 
     def _steps(self) -> Iterator[_Step]:
         """The next steps of this process."""
-        row, buckets = self._next_row, self._schedule.buckets
-        has_sizes = buckets is not None and buckets.sizes is not None
+        row = self._next_row
         while not self._is_end(row):
             rows, bucket = self._plan.step(row), self._plan.bucket(row)
             by_frame = [rows.take(positions) for positions in self._by_frame(rows.numbers)]
             row = self._plan.after(row, self._share.workers)
-            size = bucket if has_sizes else None
-            yield _Step(self._share.of(by_frame), size, bucket, row)
+            yield _Step(self._share.of(by_frame), bucket, row)
 
     def _most_steps(self, readers: Sequence[Reader]) -> int:
         row_bytes = max(
@@ -653,7 +691,6 @@ class _Step(NamedTuple):
     """The part of a step that this process reads."""
 
     rows: list[Rows]  # of each frame
-    size: tuple[Any, ...] | None  # height and width of its images; None for those of the read
     bucket: tuple[Any, ...] | None  # what its rows have in common; None without buckets
     next_row: int  # of the epoch, before the following step of this process
 
@@ -671,9 +708,9 @@ class _Coming:
         return list(itertools.islice(self._seen, count))
 
     def take(self, count: int) -> list[_Step]:
-        """Take the next steps, at most ``count``, as long as their images have one size."""
+        """Take the next steps, at most ``count``, as long as they are of one bucket."""
         steps = self.look(count)
-        taken = list(itertools.takewhile(lambda step: step.size == steps[0].size, steps))
+        taken = list(itertools.takewhile(lambda step: step.bucket == steps[0].bucket, steps))
         for _ in taken:
             self._seen.popleft()
         return taken

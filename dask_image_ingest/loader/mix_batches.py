@@ -22,7 +22,7 @@ def mix_batches(
     batch_size: int,
     weights: Sequence[float] | None = None,
     *,
-    stop: Literal["first", "all"] = "first",
+    stop: Literal["first", "all"] | None = None,
     format: Format = "numpy",
     columns: Sequence[str] | None = None,
     shuffle: int | None = None,
@@ -51,9 +51,9 @@ def mix_batches(
         Relative share of each frame: numbers above 0, which need not add up to 1. By default an
         epoch has each row of all frames once, so that frames have the shares of their lengths.
     stop
-        Where an epoch by ``weights`` ends: ``"first"`` with the first frame that has no rows left,
-        so that no row comes twice; ``"all"`` when each row has come, while frames that end before
-        begin again.
+        Where an epoch by ``weights`` ends: ``"first"``, the default, with the first frame that has
+        no rows left, so that no row comes twice; ``"all"`` when each row has come, while frames
+        that end before begin again. Not with ``steps`` or ``repeat``, which decide by themselves.
     format, columns
         As for :meth:`~pandas.DataFrame.images.iter_batches`, for each of the frames.
     shuffle, epoch
@@ -75,13 +75,13 @@ def mix_batches(
         a batch are grouped by frame, in the order of ``frames``. If the frames' images differ in
         shape, they are lists of arrays. With ``format="torch"`` it is a torch ``IterableDataset``
         too, for ``DataLoader(batches, batch_size=None, num_workers=2)``, with ``set_epoch`` and
-        ``position_after`` as the dataset of ``dataloader`` has them.
+        ``position_after`` as the dataset of ``dataloader`` has them; each loop begins again.
 
     Raises
     ------
     ArgumentError
-        For an empty list of frames, invalid weights, ``stop`` without ``weights``, and frames whose
-        batches have different columns.
+        For an empty list of frames, invalid weights, ``stop`` without ``weights`` or with ``steps``
+        or ``repeat``, and frames whose batches have different columns.
 
     Notes
     -----
@@ -106,7 +106,7 @@ def mix_batches(
         None,
         steps,
         repeat,
-        parse_sampling(None, balance, True, frames),
+        parse_sampling(None, balance, frames),
         parse_buckets(buckets, frames),
         _parse_weights(weights, len(frames)),
         stop,
@@ -128,7 +128,7 @@ def mix_batches(
         return make(epoch=epoch, start=start, share=parse_shard(shard, format))
     from dask_image_ingest.loader.dataloader import make_dataset
 
-    dataset = make_dataset(make, start, shard, goes_on=True)
+    dataset = make_dataset(make, start, shard)
     if epoch is not None:
         dataset.set_epoch(epoch)
     return dataset

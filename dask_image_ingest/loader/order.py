@@ -12,10 +12,8 @@ what is left of a partition at a place comes by chunks, of neighbouring rows.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import hashlib
-import heapq
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, Literal, NamedTuple
@@ -43,7 +41,7 @@ CHUNK = 32
 # Rows of an epoch that never ends.
 FOREVER = 2**62
 
-# Rows of a mix that have the shares of its frames, in random order.
+# Rows of a mix that have the shares of its frames, to a row of each, in random order.
 _MIXED = 1024
 
 # The largest share of a frame; a weight that is smaller by more counts as 1.
@@ -253,8 +251,7 @@ class Stream:
 
     def digest(self) -> str:
         """Digest of all that decides the order apart from the seed."""
-        weights = self._weights
-        drawn = [] if weights is None else [weights.values, np.array([weights.replacement])]
+        drawn = [] if self._weights is None else [self._weights.values]
         return _digest(self._counts, np.array([self._places]), *drawn)
 
 
@@ -341,16 +338,23 @@ class Mix:
     def _from(self, position: int) -> tuple[list[int], np.ndarray]:
         """Each stream's position there, and the frame of each row from there to a block's end."""
         number, at = divmod(position, self.length)
-        block, skipped = divmod(at, _MIXED)
+        # A block has a row less than its share of some frames.
+        block = at // _MIXED
+        while sum(self._before(block + 1)) <= at:
+            block += 1
         begins, frames = self._block(number, block)
+        skipped = at - sum(self._before(block))
         before = np.bincount(frames[:skipped], minlength=len(begins)).tolist()
         return [begin + rows for begin, rows in zip(begins, before, strict=True)], frames[skipped:]
 
+    def _before(self, block: int) -> list[int]:
+        """Rows of each frame in a pass before a block."""
+        rows, total = min(block * _MIXED, self.length), sum(self._shares)
+        return [rows * share // total for share in self._shares]
+
     def _make_block(self, number: int, block: int) -> tuple[list[int], np.ndarray]:
-        begin = block * _MIXED
-        before = _apportioned(self._shares, begin)
-        after = _apportioned(self._shares, min(begin + _MIXED, self.length))
-        counts = [end - start for start, end in zip(before, after, strict=True)]
+        before = self._before(block)
+        counts = [end - start for start, end in zip(before, self._before(block + 1), strict=True)]
         random = np.random.default_rng([self._seed, number, _MIX, block])
         frames = random.permutation(np.repeat(np.arange(len(counts)), counts))
         begins = [
@@ -469,29 +473,6 @@ class BucketedEpoch(Epoch):
         return _digest(super().digest(), *self._decisive)
 
 
-def _apportioned(shares: Sequence[int], rows: int) -> list[int]:
-    """Count each frame's rows among the first ``rows`` of a mix, by Webster's method.
-
-    Row k of a frame, from 0, is due at (2 k + 1) / share, and rows come in this order: so a frame
-    never has fewer among more rows. (Balinski and Young, Fair Representation, 1982.)
-    """
-    total = max(1, sum(shares))
-    # Those due at a time before, when half a row of each may be rounded up; the rest one by one.
-    begin = max(0, rows - len(shares))
-    taken = [(2 * begin * share + total) // (2 * total) for share in shares]
-
-    def due(frame: int) -> tuple[Fraction, int]:
-        return Fraction(2 * taken[frame] + 1, shares[frame]), frame
-
-    coming = [due(frame) for frame, share in enumerate(shares) if share]
-    heapq.heapify(coming)
-    for _ in range(rows - sum(taken)):
-        _, frame = coming[0]
-        taken[frame] += 1
-        heapq.heapreplace(coming, due(frame))
-    return taken
-
-
 def _shares(
     lengths: list[int], weights: np.ndarray | None, stop: str | None
 ) -> tuple[list[int], int]:
@@ -501,16 +482,13 @@ def _shares(
     shares = np.maximum(1, np.rint(weights / weights.max() * _FINEST)).astype(np.int64).tolist()
     if stop != "first":
         shares = [share if length else 0 for share, length in zip(shares, lengths, strict=True)]
-    if stop is None:
+    if stop is None or not any(shares):
         return shares, FOREVER if any(lengths) else 0
-    is_end = any if stop == "first" else all
-
-    def ends(rows: int) -> bool:
-        taken = _apportioned(shares, rows)
-        return is_end(count >= length for count, length in zip(taken, lengths, strict=True))
-
-    rows = bisect.bisect_left(range(FOREVER), True, key=ends)
-    return _apportioned(shares, rows), rows
+    # The frame with which the pass ends has all of its rows in it.
+    ends = [Fraction(length, share) for length, share in zip(lengths, shares, strict=True) if share]
+    end = min(ends) if stop == "first" else max(ends)
+    rows = [int(end * share) for share in shares]
+    return rows, sum(rows)
 
 
 def _digest(*parts: np.ndarray | str) -> str:

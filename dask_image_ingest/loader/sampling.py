@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from dask_image_ingest.arguments import check_flag, column_names, is_whole, shown
+from dask_image_ingest.arguments import column_names, is_whole, shown
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns
 from dask_image_ingest.loader.batch_format import as_pandas
@@ -26,59 +26,42 @@ class Weights(NamedTuple):
     values : float64 array, shape (rows,)
     length : int
         Rows of a pass.
-    replacement : bool
-        Whether a row may be drawn several times.
     """
 
     values: np.ndarray
     length: int
-    replacement: bool
 
     def draw(self, random: np.random.Generator) -> np.ndarray:
         """Draw the rows of a pass: their numbers, sorted, with repetitions."""
         possible = np.flatnonzero(self.values)
         chances = self.values[possible]
-        if self.replacement:
-            edges = np.cumsum(chances / chances.sum())
-            at = np.searchsorted(edges, random.random(self.length) * edges[-1:], "right")
-            return np.sort(possible[np.minimum(at, len(possible) - 1)])
-        # The smallest of exponential variables: Efraimidis and Spirakis, 2006.
-        keys = random.exponential(size=len(possible)) / chances
-        return np.sort(possible[np.argpartition(keys, self.length - 1)[: self.length]])
+        edges = np.cumsum(chances / chances.sum())
+        at = np.searchsorted(edges, random.random(self.length) * edges[-1:], "right")
+        return np.sort(possible[np.minimum(at, len(possible) - 1)])
 
 
 class Sampling(NamedTuple):
-    """Rows drawn by a column: the arguments ``weights=`` or ``balance=``, and ``replacement=``."""
+    """Rows drawn by a column: the argument ``weights=`` or ``balance=``."""
 
     argument: str
     column: str
-    replacement: bool
 
     def weights(self, values: pd.Series, count: int | None) -> Weights:
         """Weights by the values of all rows, for passes of ``count`` rows; None for all."""
         name = f"{self.argument}={self.column!r}"
         weights = _weights(values, name) if self.argument == "weights" else _balanced(values)
         count = len(weights) if count is None else count
-        possible = np.count_nonzero(weights)
-        if count and not possible:
+        if count and not weights.any():
             raise ArgumentError(f"{name}: no row has a weight above 0")
-        if not self.replacement and count > possible:
-            raise ArgumentError(
-                f"{name}, replacement=False: an epoch of {count:,} rows, of which {possible:,} "
-                "have a weight above 0: pass fewer steps=, or replacement=True"
-            )
-        return Weights(weights, count, self.replacement)
+        return Weights(weights, count)
 
 
 def parse_sampling(
-    weights: str | None, balance: str | None, replacement: bool, frames: Sequence[AnyFrame]
+    weights: str | None, balance: str | None, frames: Sequence[AnyFrame]
 ) -> Sampling | None:
-    """Parse ``weights=``, ``balance=`` and ``replacement=``; None for all rows."""
+    """Parse ``weights=`` and ``balance=``; None for all rows."""
     columns = _common(frames)
-    check_flag("replacement", replacement)
     if weights is None and balance is None:
-        if not replacement:
-            raise ArgumentError("replacement=False is for weights= or balance=")
         return None
     if weights is not None and balance is not None:
         raise ArgumentError("weights= and balance= each decide how often rows come: pass one")
@@ -86,7 +69,7 @@ def parse_sampling(
     if not isinstance(name, str) or name not in columns:
         listed = ", ".join(map(repr, columns))
         raise ArgumentError(f"{argument}={shown(name)}: pass the name of a column, one of {listed}")
-    return Sampling(argument, name, replacement)
+    return Sampling(argument, name)
 
 
 def _weights(values: pd.Series, argument: str) -> np.ndarray:

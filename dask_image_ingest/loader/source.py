@@ -43,6 +43,7 @@ from dask_image_ingest.dataset.references import (
     last_decode,
     persist_moves,
     reads_remote,
+    rows_on_host,
     unindexed_remote,
     with_bad_rows,
     with_draw,
@@ -221,6 +222,10 @@ class FrameSource:
         """True if reading and decoding is all work that is left."""
         return False
 
+    def lacks_images(self) -> bool:
+        """True if no row has an image to decode; False if that is not known."""
+        return False
+
     @property
     def is_augmented(self) -> bool:
         """True if ``augment=`` is yet to draw its random numbers."""
@@ -392,6 +397,14 @@ class LazySource(FrameSource):
         nodes = self._frame.expr.walk()
         return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
 
+    def lacks_images(self) -> bool:
+        decode = last_decode(self._rows.expr)
+        if decode is None or self.image not in decode.rows.columns:
+            return False
+        encoded = new_collection(decode.rows_on_host)[self.image]
+        found = encoded.map_partitions(_has_image, meta=pd.Series([], dtype="bool"))
+        return not _computed(found, self._client).any()
+
     @property
     def is_augmented(self) -> bool:
         return is_augmented(self._frame.expr)
@@ -466,7 +479,7 @@ class ReferenceSource(LazySource):
     """
 
     def __init__(self, decode: LastDecode, image: str | None) -> None:
-        super().__init__(new_collection(decode.rows_on_host), image)
+        super().__init__(new_collection(rows_on_host(decode.rows)), image)
         self._backend = backend_of(decode.rows._meta)  # of what is decoded
         self._last = decode
         # A cluster's workers fetch what they decode.
@@ -611,6 +624,12 @@ def _computed(collection: FrameBase, client: Client | None, threads: int = 1) ->
 
 def _length(frame: DataFrame) -> pd.Series:
     return pd.Series([len(frame)])
+
+
+def _has_image(encoded: pd.Series) -> pd.Series:
+    """Whether a partition has bytes of an image, or a reference to some."""
+    images = encoded.dropna()
+    return pd.Series([any(getattr(each, "nbytes", 0) is not None or each.bytes for each in images)])
 
 
 def _row_bytes(images: DataFrame) -> pd.Series:

@@ -23,6 +23,7 @@ from dask_image_ingest.decode import (
     DecodeSpec,
     Mode,
     decode,
+    has_several_pages,
     is_baseline_jpeg,
     printable,
 )
@@ -268,11 +269,11 @@ def _count(rows: SampleRows, kind: str, member: ImageMember, numbers: np.ndarray
     names = ("format", "height", "width", "nbytes")
     table = pa.table({name: rows.field(member, name, numbers) for name in names})
     headers, opened = rows.headers(member, numbers), rows.opened(member, numbers)
-    baseline = [
-        header.format == "jpeg" and is_baseline_jpeg(data)
-        for header, data in zip(headers, opened, strict=True)
-    ]
-    return count_images(table.to_pandas().assign(baseline=baseline), kind)
+    baseline, paged = [], []
+    for header, data in zip(headers, opened, strict=True):
+        baseline.append(header.format == "jpeg" and is_baseline_jpeg(data))
+        paged.append(has_several_pages(data, header.format))
+    return count_images(table.to_pandas().assign(baseline=baseline, paged=paged), kind)
 
 
 _PROBLEMS = {
@@ -372,7 +373,8 @@ def _facts(shard: ShardReport, decoded: bool) -> dict[str, Any]:
     facts |= total_images(images)
     facts |= {
         "rgb_bytes": int(pixels.sum()) * 3,
-        "baseline_jpegs": _baseline(images),
+        "baseline_jpegs": _checked(images, "baseline"),
+        "tiffs_of_several_pages": _checked(images, "paged"),
         "others": {kind: total_images(rows) for kind, rows in others.groupby("member", sort=False)},
         "skipped": {code: members.count for code, members in shard.skipped.items()},
     }
@@ -382,11 +384,11 @@ def _facts(shard: ShardReport, decoded: bool) -> dict[str, Any]:
     return facts
 
 
-def _baseline(images: pd.DataFrame) -> int | None:
-    """Number of baseline JPEGs; None if it was not checked."""
-    if images["baseline"].isna().any():
+def _checked(images: pd.DataFrame, name: str) -> int | None:
+    """Number of images for which a check is true; None if it was not made."""
+    if images[name].isna().any():
         return None
-    return int(images["images"][images["baseline"].astype(bool)].sum())
+    return int(images["images"][images[name].astype(bool)].sum())
 
 
 def _formats(summary: dict[str, Any]) -> str:
@@ -394,7 +396,9 @@ def _formats(summary: dict[str, Any]) -> str:
     text = listing(summary["formats"])
     # Worth knowing: hardware decoders take baseline JPEGs only.
     has_others = baseline is not None and baseline < jpegs
-    return text + (f" ({baseline:,} of the jpeg are baseline)" if has_others else "")
+    text += f" ({baseline:,} of the jpeg are baseline)" if has_others else ""
+    paged = summary["tiffs_of_several_pages"]
+    return text + (f" ({paged:,} of the tiff have several pages)" if paged else "")
 
 
 def _sizes_text(images: dict[str, Any]) -> str:

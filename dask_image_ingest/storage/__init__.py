@@ -5,6 +5,7 @@ decompressed bytes of each.
 """
 
 from dask_image_ingest.storage.beside import by_folder, find_beside, names_beside, names_in
+from dask_image_ingest.storage.fetch import merge
 from dask_image_ingest.storage.fsspec_files import Listings, exists_remote
 from dask_image_ingest.storage.listing import (
     common_root,
@@ -31,6 +32,7 @@ from dask_image_ingest.storage.reader import (
     ByteReader,
     LazyBytes,
     MemoryReader,
+    Range,
     ReaderFile,
     as_reader,
 )
@@ -62,6 +64,7 @@ __all__ = [
     "MemoryReader",
     "NotParquetError",
     "ParquetSource",
+    "Range",
     "ReaderFile",
     "RowSpan",
     "Search",
@@ -83,6 +86,7 @@ __all__ = [
     "is_pipe",
     "is_web",
     "local_path",
+    "merge",
     "names_beside",
     "names_in",
     "natural_order",

@@ -225,13 +225,13 @@ class HTTPSource:
             connect=self._settings.connect_timeout,
             read=stall_timeout or self._settings.read_timeout,
         )
-        address = self._address()
+        address, own_headers = self._target()
         manager = pool_manager(self._settings, address)
         with _translate_errors(self.url):
             response = manager.urlopen(
                 "GET",
                 address,
-                headers={**self._headers, **headers},
+                headers={**own_headers, **headers},
                 preload_content=False,
                 decode_content=False,
                 timeout=timeout,
@@ -239,7 +239,8 @@ class HTTPSource:
             )
         try:
             if response.status not in (200, 206, 412, 416):
-                self._raise_for_status(response)
+                self._raise_for_status(address, response)
+            self._answered(address, response)
             yield response
             # Read the short body, so that the connection can be reused.
             if response.status in (412, 416):
@@ -249,11 +250,18 @@ class HTTPSource:
                 response.close()
             response.release_conn()
 
+    def _target(self) -> tuple[str, Mapping[str, str]]:
+        """The address of the next request, and the headers to send there."""
+        return self._address(), self._headers
+
+    def _answered(self, address: str, response: urllib3.BaseHTTPResponse) -> None:
+        """Take note of an answer, which a redirect may have led to."""
+
     def _body(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
         with _translate_errors(self.url):
             yield from response.stream(_PIECE, decode_content=False)
 
-    def _raise_for_status(self, response: urllib3.BaseHTTPResponse) -> None:
+    def _raise_for_status(self, address: str, response: urllib3.BaseHTTPResponse) -> None:
         status = response.status
         answer = f"{status} {response.reason or ''}".strip()
         if status in (404, 410):

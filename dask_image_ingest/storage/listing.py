@@ -453,6 +453,9 @@ def _find_remote(
         head, path, tail = split_url(url)
         # With a query it may be anything but a folder.
         has_query = bool(is_web(url) and tail)
+        if is_glob(head + path) or path.endswith("/"):
+            # What was listed before may be out of date; what this search lists, its steps share.
+            file_system(url, storage_options)[0].invalidate_cache()
         is_search = is_glob(head + path) and not exists_remote(url, storage_options)
         if is_search and has_query:
             raise ArgumentError(
@@ -481,7 +484,6 @@ def _search_remote(
     url, kind = search.pattern, search.kind
     root, parts = search.split()
     fs, fs_root = file_system(root, storage_options)
-    fs.invalidate_cache()
     # Only a listing of all keys of an object store has those with empty parts.
     has_empty = is_object_store(url) and "//" in split_url(url)[1]
     depth = None if not parts or ANY_DEPTH in parts or has_empty else len(parts)

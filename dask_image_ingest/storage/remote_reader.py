@@ -25,6 +25,7 @@ from dask_image_ingest.storage.fetch import (
 )
 from dask_image_ingest.storage.fsspec_files import FsspecSource, file_system
 from dask_image_ingest.storage.http_source import HTTPSource, credentials
+from dask_image_ingest.storage.hub_source import HubSource
 from dask_image_ingest.storage.reader import ByteReader, MemoryReader, Range, request_threads
 from dask_image_ingest.storage.shard import FileSystem, Shard, changed
 from dask_image_ingest.storage.streams import SpillFile, without_pipes_allowed
@@ -469,6 +470,8 @@ def _sources(
     if protocol in ("http", "https") and (headers := _http_headers(url, options)) is not None:
         return [HTTPSource(url, lambda: url, headers, settings)]
     fs, path = file_system(url, storage_options)
+    if protocol == "hf" and hasattr(fs, "endpoint"):
+        return [HubSource(url, fs, path, settings)]
     if protocol in _S3 | _AZURE and (sign := _url_signer(fs, path, protocol)):
         return [HTTPSource(url, sign, {}, settings), FsspecSource(fs, path, url)]
     return [FsspecSource(fs, path, url)]

@@ -32,6 +32,7 @@ from dask_image_ingest.dataset.references import (
     Decode,
     add_references,
     decode_partition,
+    location_columns,
     point_to_images,
 )
 from dask_image_ingest.dataset.scan import ColumnDecode
@@ -278,9 +279,6 @@ def _value_text(value: object) -> str:
     return str(value)
 
 
-#: The location columns, and the key, which identifies the image if its offset is null.
-PLACE = (*LOCATION_COLUMNS, "__key__")
-
 #: A frame (or expression) with references, and the decode of each reference column.
 Referenced: TypeAlias = tuple[Any, Mapping[Any, ColumnDecode]]
 
@@ -313,7 +311,8 @@ def _references_of_location_columns(
 ) -> Referenced | None:
     if not {*LOCATION_COLUMNS} <= {*frame.columns}:
         return None
-    names = [name for name in frame.columns if name in {*columns, *PLACE} - {"image", "error"}]
+    needed = {*columns, *location_columns(frame.columns)} - {"image", "error"}
+    names = [name for name in frame.columns if name in needed]
     options, max_pixels = _options_of_reads(frame)
     images = ColumnDecode(
         "image", "error", _rgb_decoding(max_pixels), storage_options=storage_options or options

@@ -36,9 +36,9 @@ def decoded(monkeypatch):
     read = []
 
     def reading(*args):
-        headers, encoded = fetch(*args)
-        read.extend(encoded)
-        return headers, encoded
+        fetched = fetch(*args)
+        read.extend(fetched[1])
+        return fetched
 
     fetch = late.fetch
     monkeypatch.setattr(late, "fetch", reading)

@@ -16,7 +16,7 @@ from dask_image_ingest.decode import EncodedImages, planner
 from dask_image_ingest.decode.dali import BATCH_SIZE, DaliDecoder, Refused, is_gpu_failure
 from dask_image_ingest.decode.decode_spec import DecodeSpec, make_decode_spec
 from dask_image_ingest.decode.formats.header import Header
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 
 PHOTO = np.frombuffer(encode(photograph(40, 50)), np.uint8)
 

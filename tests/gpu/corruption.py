@@ -26,6 +26,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[1:1] = [str(ROOT), str(ROOT / "tests" / "support")]
 
 READS = 20
+# More than a batch, so that one is decoded while the one before is copied.
+IMAGES = 1200
 BACKLOG = 0.2  # seconds
 
 
@@ -33,28 +35,28 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--load", type=float, help="share of images on the hardware decoder")
     parser.add_argument("--reads", type=int, default=READS, help=f"of each (default {READS})")
+    parser.add_argument("--images", type=int, default=IMAGES, help=f"in a read (default {IMAGES})")
     parser.add_argument("--copy", choices=["shipped", "queued"], help="one way alone")
     arguments = parser.parse_args()
     if arguments.copy:
-        probe(arguments.load, arguments.copy, arguments.reads)
+        probe(arguments.load, arguments.copy, arguments.reads, arguments.images)
         return
     failed = False
     for load in ([], ["--load", "0"]):
         for copy in ("shipped", "queued"):
             command = [sys.executable, __file__, *load, "--copy", copy]
-            command += ["--reads", str(arguments.reads)]
+            command += ["--reads", str(arguments.reads), "--images", str(arguments.images)]
             status = subprocess.run(command, check=False).returncode
             failed |= copy == "shipped" and status != 0
     sys.exit(failed)
 
 
-def probe(load, copy, reads):
+def probe(load, copy, reads, images):
     """Say how many of the reads under load differ from a quiet one."""
     from synthetic import write_shards
 
     with tempfile.TemporaryDirectory() as folder:
-        # More images than a batch, so that a batch is decoded while the one before is copied.
-        (path,) = write_shards(Path(folder), 1, 1200, distinct=16)
+        (path,) = write_shards(Path(folder), 1, images, distinct=16)
         with hardware_load(load):
             quiet = pixels(path)
             with copied(copy), backlog():

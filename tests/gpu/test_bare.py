@@ -82,7 +82,7 @@ def test_a_gpu_decodes_and_resizes_photographs_as_a_cpu_does():
 
     from dask_image_ingest.decode import DecodeSpec
     from dask_image_ingest.decode.dali import DaliDecoder
-    from dask_image_ingest.decode.random_crop import Region
+    from dask_image_ingest.decode.region import Region
 
     files = [encode(photograph(150 + n, 200, n)) for n in range(20)]
     encoded = [np.frombuffer(file, np.uint8) for file in files]

@@ -154,17 +154,28 @@ def test_an_index_costs_two_requests_and_pixels_two_of_each_shard(web, tmp_path)
     assert max(asked.values()) <= 2
 
 
-def test_a_server_without_listings_is_told_by_index_true(web, tmp_path):
+@pytest.mark.parametrize("combined", [False, True])
+def test_a_server_without_listings_is_asked_for_two_indexes(web, tmp_path, combined):
     server, urls = web
-    index_here(server, urls, tmp_path)
+    dii.write_index(urls, folder=tmp_path, combined=combined)
     del server.files["/data/"], server.files["/data"]
+    for path in [path for path in server.files if path.endswith(".index.parquet")]:
+        del server.files[path]  # with other versions of the shards
+    unindexed, indexed = Counter(), Counter()
+    for asked in (unindexed, indexed):
+        server.reset()
+        assert len(dii.read_webdataset_images(urls, backend="pandas", sidecar=None)) == 540
+        asked.update(path for _, path, _ in server.seen if path.endswith(".parquet"))
+        assert bool(asked_for(server, ".tar")) == (asked is unindexed)
+        for file in tmp_path.iterdir():
+            server.files[f"/data/{file.name}"] = file.read_bytes()
+    names = ["_index.parquet", "shard-0000.tar.index.parquet"]
+    assert sorted(unindexed) == [f"/data/{name}" for name in names]
+    server.reset()
     ddf = dii.read_webdataset_images(urls, backend="pandas", index=True, sidecar=None)
     assert not [path for _, path, _ in server.seen if path.rstrip("/") == "/data"]
     assert len(ddf) == 540
     assert not asked_for(server, ".tar")
-    # Without that word shards are scanned.
-    assert len(dii.read_webdataset_images(urls, backend="pandas")) == 540
-    assert asked_for(server, ".tar")
 
 
 def test_a_remote_shard_that_is_replaced_is_no_mixture(web, tmp_path):

@@ -124,7 +124,6 @@ def test_open_clip_gets_images_with_their_captions(run):
 
 def test_lightning_goes_on_in_the_middle_of_an_epoch(run, trained_on):
     pytest.importorskip("lightning", reason="pip install -e '.[notebooks]'")
-    pytest.importorskip("torchdata", reason="pip install -e '.[notebooks]'")
     run("Lightning")
     assert_same(trained_on, two_epochs((0.5, 0.5)))
 

@@ -176,20 +176,6 @@ class TestDataLoader:
             told = ddf.images.iter_batches(2, shuffle=5, epoch=epoch)
             assert got == [keys([batch]) for batch in told]
 
-    def test_a_state_is_of_one_loop(self, ddf, data):
-        dataset = ddf.images.dataloader(2, shuffle=5).dataset
-        whole = keys(dataset)
-        dataset.set_epoch(0)
-        batches = iter(dataset)
-        seen = keys([next(batches), next(batches)])
-        state = dataset.state_dict()
-        other = ddf.images.dataloader(2, shuffle=5).dataset
-        other.load_state_dict(state)
-        assert other.state_dict() == state
-        assert seen + keys(other) == whole
-        other.set_epoch(0)
-        assert keys(other) == whole
-
     def test_its_repr_tells_the_batches_and_the_epoch(self, ddf, data):
         dataset = ddf.images.dataloader(2, shuffle=5).dataset
         dataset.set_epoch(3)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import sys
 import weakref
@@ -13,9 +14,11 @@ import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
+from corpus import save
 from counted import work  # noqa: F401  a fixture
 from forked_python import run_python
 from photo_shards import write_tar
+from PIL import Image
 from processes import printed, until
 from small_frames import lazy_frame, small_frame
 
@@ -81,6 +84,31 @@ def test_rows_without_an_image_are_left_out(with_bad_ones):
     rows = with_bad_ones.compute()
     sizes = [int(rows.image[at : at + 3].notna().sum()) for at in range(0, len(rows), 3)]
     assert [len(batch["image"]) for batch in batches] == sizes
+
+
+@pytest.mark.filterwarnings("ignore:the first shard.*has no image:UserWarning")
+def test_shards_of_latents_read_as_images_say_what_to_do(tmp_path):
+    (tmp_path / "latents").mkdir()
+    (tmp_path / "some").mkdir()
+    latent = io.BytesIO()
+    np.save(latent, np.zeros((4, 2, 2), np.float32))
+    for shard in "ab":
+        members = {f"{shard}{n}.npy": latent.getvalue() for n in range(9)}
+        write_tar(tmp_path / "latents" / f"{shard}.tar", members)
+    options = {"members": {"npy": "list<list<list<float32>>>"}, "backend": "pandas"}
+    read = dii.read_webdataset_images(tmp_path / "latents", **options)
+    for order in ({}, {"shuffle": 0}, {"shuffle": 0, "collate_fn": list}):
+        with pytest.raises(dii.ArgumentError, match=r"no row has an image in .*decode=False"):
+            list(read.images.iter_batches(4, columns=["npy"], **order))
+    rows = dii.read_webdataset_images(tmp_path / "latents", decode=False, **options)
+    batches = list(rows.images.iter_batches(4, columns=["npy"], shuffle=0))
+    assert [len(batch["npy"]) for batch in batches] == [4, 4, 4, 4, 2]
+    # Some that are missing or damaged are left out, as ever: also all of the first batch.
+    write_tar(tmp_path / "some" / "a.tar", {"a.txt": b"", "b.jpg": b"none", "c.txt": b""})
+    write_tar(tmp_path / "some" / "b.tar", {"d.png": save(Image.new("RGB", (3, 3)), "PNG")})
+    some = dii.read_webdataset_images(tmp_path / "some", image="jpg;png", backend="pandas")
+    for order in ({}, {"shuffle": 0}):
+        assert keys(some.images.iter_batches(3, **order)) == ["d"]
 
 
 def test_images_that_differ_in_shape_come_as_a_list(shards):
@@ -235,7 +263,6 @@ def test_wrong_arguments_are_refused_at_the_call(ddf):
         {"steps": 0},
         {"steps": 2, "repeat": True},
         {"repeat": 1},
-        {"replacement": False},
         {"weights": "cls", "balance": "cls"},
         {"weights": "nothing"},
         {"balance": 3},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 import warnings
 
@@ -14,7 +15,7 @@ data = pytest.importorskip("torch.utils.data", reason="pip install torch==2.13.0
 
 pytestmark = [
     pytest.mark.torch,
-    # distributed warns where a process forks whose threads run; torchdata of old names.
+    # distributed warns where a process forks whose threads run.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -41,19 +42,13 @@ def mixed(ddf, start=0, **options):
     return data.DataLoader(batches, batch_size=None, **options)
 
 
-def stateful(ddf, start=0, **options):
-    module = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata")
-    dataset = dataloader(ddf, start).dataset
-    return module.StatefulDataLoader(dataset, batch_size=None, **options)
-
-
 def whole(way, ddf, epoch):
     if way is mixed:
         return keys(dii.mix_batches([ddf, ddf], 3, shuffle=3, epoch=epoch))
     return keys(ddf.images.iter_batches(3, shuffle=3, epoch=epoch))
 
 
-@pytest.mark.parametrize("way", [dataloader, mixed, stateful])
+@pytest.mark.parametrize("way", [dataloader, mixed])
 def test_start_holds_for_the_first_loop_and_the_process_knows_where_each_one_is(ddf, way):
     epochs = [whole(way, ddf, epoch) for epoch in range(3)]
     position = list(way(ddf).dataset.position_after(2))
@@ -95,33 +90,63 @@ def test_workers_that_are_no_forks_have_the_same_loops(ddf, context):
 
 
 @pytest.mark.parametrize("workers", WORKERS, ids=str)
+def test_a_state_is_that_of_the_batches_that_were_taken_for_any_workers(ddf, workers):
+    epochs = [whole(None, ddf, epoch) for epoch in range(2)]
+    states, loader = [], dataloader(ddf, **workers)
+    states.append(loader.state_dict())
+    loader.set_epoch(1)
+    states.extend(loader.state_dict() for _ in loader)
+    assert [state["position"][:2] for state in states[1:]] == [
+        [1, min(3 * done, 20)] for done in range(1, 8)
+    ]
+    for done in (0, 2, 6):
+        state = json.loads(json.dumps(states[done + 1]))
+        for others in (NONE, SOME, LASTING):
+            loader = dataloader(ddf, **others)
+            keys(loader)  # workers of an earlier loop, with which it has nothing to do
+            loader.load_state_dict(state)
+            assert loader.state_dict() == state
+            assert keys(loader) == epochs[1][done + 1 :]
+            loader.set_epoch(0)
+            assert keys(loader) == epochs[0]
+    loader = dataloader(ddf, **workers)
+    loader.load_state_dict(states[0])
+    assert keys(loader) == epochs[0]
+
+
+@pytest.mark.parametrize("workers", WORKERS, ids=str)
 def test_the_end_of_an_epoch_is_followed_by_any_other_and_the_middle_by_itself(ddf, workers):
     epochs = [whole(None, ddf, epoch) for epoch in range(3)]
-    finished, stopped = stateful(ddf, **workers), stateful(ddf, **workers)
+    finished, stopped = dataloader(ddf, **workers), dataloader(ddf, **workers)
     keys(finished)
     batches = iter(stopped)
     keys([next(batches), next(batches)])
     end, middle = finished.state_dict(), stopped.state_dict()
     del batches
 
-    loader = stateful(ddf, **workers)
+    loader = dataloader(ddf, **workers)
     loader.load_state_dict(end)
     for epoch in (1, 2):
-        loader.dataset.set_epoch(epoch)
+        loader.set_epoch(epoch)
         assert keys(loader) == epochs[epoch]
 
-    loader = stateful(ddf, **workers)
+    loader = dataloader(ddf, **workers)
     loader.load_state_dict(middle)
-    loader.dataset.set_epoch(1)
+    loader.set_epoch(1)
     with pytest.raises(dii.ArgumentError, match=r"in the middle of epoch 0.*set_epoch\(1\)"):
         keys(loader)
-
-    loader = stateful(ddf, **workers)
-    loader.load_state_dict(middle)
     for epoch, begun in ((0, 2), (1, 0)):
-        loader.dataset.set_epoch(epoch)
+        loader.set_epoch(epoch)
         assert keys(loader) == epochs[epoch][begun:]
         assert loader.dataset.position_after(1).row == 3 * begun + 3
+
+
+@pytest.mark.parametrize(
+    "state", [{}, {"position": 3}, {"position": "3"}, {"position": [0, 3, 4, 20, "x"]}], ids=str
+)
+def test_a_state_of_something_else_is_refused_at_once(ddf, state):
+    with pytest.raises(dii.ArgumentError, match=r"no state of such a loader|start="):
+        dataloader(ddf).load_state_dict(state)
 
 
 def test_a_position_at_the_end_is_the_start_of_any_later_epoch(ddf):
@@ -143,18 +168,13 @@ def test_a_position_at_the_end_is_the_start_of_any_later_epoch(ddf):
         assert keys(loader) == whole(None, ddf, 0)[2:]
 
 
-def test_a_mix_goes_on_after_a_break_with_either_format(ddf):
-    for format in ("numpy", "torch"):
-        batches = dii.mix_batches([ddf, ddf], 3, format=format, shuffle=3)
-        seen = [next(batches)["key"].tolist()]
-        for batch in batches:
-            seen.append(batch["key"].tolist())
-            if len(seen) == 3:
-                break
-        assert seen + keys(batches) == whole(mixed, ddf, 0), format
-        assert keys(batches) == whole(mixed, ddf, 0), format
-    batches.set_epoch(1)
-    assert keys(batches) == whole(mixed, ddf, 1)
+def test_a_loop_over_a_mix_begins_again_after_a_break_with_and_without_workers(ddf):
+    for workers in (NONE, SOME):
+        loader = mixed(ddf, **workers)
+        assert [next(iter(loader))["key"].tolist()] == whole(mixed, ddf, 0)[:1]
+        assert keys(loader) == whole(mixed, ddf, 0)
+    loader.dataset.set_epoch(1)
+    assert keys(loader) == whole(mixed, ddf, 1)
 
 
 def test_copies_have_loops_of_their_own(ddf):
@@ -217,7 +237,3 @@ def test_it_is_told_of_crops_and_mixes_and_not_of_an_evaluation(ddf, shards):
     assert repetitions_told(crops.images.dataloader(9, columns=[]), [None] * 3) == [0, 1, 0]
     assert repetitions_told(plain.images.dataloader(9, columns=[]), [None] * 3) == [0, 0, 0]
     assert repetitions_told(dataloader(ddf), [0, 0]) == [0, 0], "it was asked for"
-    # The rest of a loop that was left is another part of it.
-    loader = mixed(ddf)
-    next(iter(loader))
-    assert repetitions_told(loader, [None]) == [0]

@@ -6,7 +6,6 @@ import functools
 import io
 import itertools
 import json
-import random
 import re
 from collections import Counter
 
@@ -254,45 +253,11 @@ def test_values_are_drawn_equally_often_and_nulls_never(in_one):
     assert max(times.values()) < 3 * min(times[key] for key in range(6)), "a cat is often drawn"
 
 
-def test_without_replacement_rows_come_once_an_epoch(in_one):
-    frame = in_one[in_one.weight > 0]
-    options = {"weights": "weight", "replacement": False, "steps": 1, "shuffle": 2}
-    epochs = [drawn_in(frame, epoch, options) for epoch in range(60)]
-    assert all(len(keys) == len(set(keys)) == STEP for keys in epochs)
-    assert len({tuple(sorted(keys)) for keys in epochs}) > 50
-    times = Counter(key for keys in epochs for key in keys)
-    # A plain Python program that draws one after the other is the witness.
-    random_ = random.Random(5)
-    witness = Counter(key for _ in range(500) for key in one_by_one(random_))
-    for keys in (range(20, 40), range(40, 60)):
-        ours = sum(times[key] for key in keys) / 60
-        assert abs(ours - sum(witness[key] for key in keys) / 500) < 0.8
-    with pytest.raises(dii.ArgumentError, match=r"40 have a weight above 0: pass fewer steps="):
-        list(in_one.images.iter_batches(STEP, weights="weight", replacement=False))
-
-
-def drawn_in(frame, epoch, options):
-    return [
-        int(key)
-        for batch in frame.images.iter_batches(STEP, columns=["key"], epoch=epoch, **options)
-        for key in batch["key"]
-    ]
-
-
-def one_by_one(rng):
-    left = {key: 1.0 if key < 40 else 3.0 for key in range(20, 60)}
-    for _ in range(STEP):
-        (key,) = rng.choices(list(left), list(left.values()))
-        del left[key]
-        yield key
-
-
 @pytest.mark.parametrize(
     "options",
     [
         {"weights": "weight"},
         {"balance": "label", "shuffle": 2, "steps": 5},
-        {"weights": "weight", "replacement": False, "steps": 1, "shuffle": 4, "epoch": 2},
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ from runpy import run_path
 
 import pytest
 from pages import blocks
+from small_frames import lazy_frame, small_frame
 
 import dask_image_ingest as dii
 
@@ -58,6 +59,40 @@ def test_a_recipe_goes_through_the_epochs_in_their_order(ddf, library, tmp_path,
     ]
     assert len(expected) == 8
     assert seen == expected
+
+
+@pytest.mark.parametrize("done", [3, 4], ids=["end of an epoch", "middle"])
+def test_lightning_goes_on_with_the_loader_alone(done, tmp_path, monkeypatch):
+    lightning = pytest.importorskip("lightning", reason="pip install -e '.[notebooks]'")
+    monkeypatch.chdir(tmp_path)
+    frame = lazy_frame([small_frame(range(at, at + 5)) for at in (0, 5, 10, 15)])
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.model = torch.nn.Linear(1, 1)
+
+        def training_step(self, batch, step):
+            seen.append(batch["key"].tolist())
+            return self.model(batch["key"].float()[:, None]).sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), lr=0)
+
+    def train(steps, workers, checkpoint=None):
+        loader = frame.images.dataloader(6, shuffle=0, drop_last=True, num_workers=workers)
+        kept = lightning.pytorch.callbacks.ModelCheckpoint(
+            ".", every_n_train_steps=done, filename="kept"
+        )
+        options = {"accelerator": "cpu", "callbacks": [kept], "logger": False}
+        trainer = lightning.Trainer(max_steps=steps, enable_progress_bar=False, **options)
+        trainer.fit(Model(), loader, ckpt_path=checkpoint)
+
+    seen: list[list[int]] = []
+    train(done, 2)
+    train(7, 0, "kept.ckpt")
+    epochs = (frame.images.iter_batches(6, shuffle=0, epoch=n, drop_last=True) for n in range(3))
+    assert seen == [batch["key"].tolist() for epoch in epochs for batch in epoch][:7]
 
 
 RANK = """

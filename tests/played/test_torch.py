@@ -115,7 +115,7 @@ FLOWS = {
         f.read(size=16), columns=["cls"], shuffle=0, balance="cls", steps=6
     ),
     "weighted": lambda f: f.batches(
-        f.read(size=16), columns=["cls"], shuffle=0, weights="cls", replacement=False, steps=2
+        f.read(size=16), columns=["cls"], shuffle=0, weights="cls", steps=2
     ),
     "full steps": lambda f: f.batches(f.read(size=16), shuffle=0, drop_last=True),
     "of a rank": lambda f: f.batches(f.read(size=16), shuffle=0, shard=(1, 2)),

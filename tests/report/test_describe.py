@@ -82,6 +82,15 @@ def test_describe_tells_how_many_jpegs_are_baseline(tmp_path, capsys, decode):
     assert json.loads(out)["baseline_jpegs"] == sum(kinds.values())
 
 
+def test_describe_tells_how_many_tiffs_have_several_pages(tmp_path, capsys):
+    members = {f"{n}.tif": images()[name] for n, name in enumerate(("tiff-rgb", "tiff-pages"))}
+    (tmp_path / "a.tar").write_bytes(tar(members))
+    _, out, _ = run(capsys, "describe", tmp_path)
+    assert "formats  tiff 2 (1 of the tiff have several pages)" in out
+    _, out, _ = run(capsys, "describe", tmp_path, "--json")
+    assert json.loads(out)["tiffs_of_several_pages"] == 1
+
+
 def test_describe_names_shards_that_are_damaged_or_unreadable(good, tmp_path, capsys):
     whole = (good / "a-0.tar").read_bytes()
     (tmp_path / "cut.tar").write_bytes(whole[:-12_000])

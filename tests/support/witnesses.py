@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 from webdataset.tariterators import group_by_keys, tar_file_iterator
 
-from dask_image_ingest.decode.random_crop import Region
+from dask_image_ingest.decode.region import Region
 
 # Key → extension → bytes, in the order of the shard.
 Samples = list[tuple[str, dict[str, bytes]]]

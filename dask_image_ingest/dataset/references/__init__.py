@@ -25,19 +25,24 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
+from dask_image_ingest.dataset.references.host_moves import rows_on_host
 from dask_image_ingest.dataset.references.make_references import (
     LOCATION_COLUMNS,
     add_references,
     adds_references,
     encoded_by,
+    location_columns,
     point_to_images,
     references_of_locations,
 )
+from dask_image_ingest.dataset.references.tiles import CutRows, Edge, make_pages, make_tiles
 
 __all__ = [
     "LOCATION_COLUMNS",
     "ChunkedMap",
+    "CutRows",
     "Decode",
+    "Edge",
     "EncodedAhead",
     "LastDecode",
     "add_references",
@@ -50,12 +55,16 @@ __all__ = [
     "is_augmented",
     "known_lengths",
     "last_decode",
+    "location_columns",
+    "make_pages",
+    "make_tiles",
     "persist_moves",
     "point_to_images",
     "reads_remote",
     "reference_rows",
     "references_of",
     "references_of_locations",
+    "rows_on_host",
     "unfused",
     "unindexed_remote",
     "with_bad_rows",

@@ -30,7 +30,7 @@ from dask_image_ingest.dataset.references.fetch import (
     references_of,
 )
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
-from dask_image_ingest.frames import BackendName, as_references, backend_of, get_backend
+from dask_image_ingest.frames import BackendName, backend_of, get_backend
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 from dask_image_ingest.typedefs import DataFrame
 
@@ -44,14 +44,15 @@ def _apply(
 def _apply_in_chunks(
     frame: DataFrame,
     images: Sequence[ColumnDecode],
+    name: BackendName,
     function: Callable[..., Any],
     args: tuple[Any, ...],
     _meta: DataFrame,
 ) -> Any:
-    backend = backend_of(frame)
+    backend = get_backend(name)
     # A piece exceeds its size by less than an image, and must not exceed what a column holds.
     largest = min(backend.partition_memory(), backend.largest_partition // 2)
-    results = [function(piece, *args) for piece in decode_pieces(frame, images, largest)]
+    results = [function(piece, *args) for piece in decode_pieces(frame, images, largest, name)]
     return results[0] if len(results) == 1 else concat(results)
 
 
@@ -74,15 +75,20 @@ class ChunkedMap(ImageNode, dx.Blockwise):
 
     def _lower(self) -> dx.Expr | None:
         frame = self.frame
-        if type(frame) is Decode and frame._lower() is None and frame.only is None:
-            return _ChunkedMapOfReferences(frame.frame, frame.images, *self.operands[1:])
-        return None
+        if type(frame) is not Decode or frame.only is not None:
+            return None
+        lowered = frame._lower()
+        decode = frame if lowered is None else lowered
+        if not isinstance(decode, Decode):
+            return None  # one task with its scan
+        backend = backend_of(frame._meta).name
+        return _ChunkedMapOfReferences(decode.frame, decode.images, backend, *self.operands[1:])
 
 
 class _ChunkedMapOfReferences(ChunkedMap):
     """The map over references; decodes them itself."""
 
-    _parameters: ClassVar = ["frame", "images", "function", "args", "meta"]
+    _parameters: ClassVar = ["frame", "images", "backend", "function", "args", "meta"]
     operation = staticmethod(_apply_in_chunks)
 
     def _lower(self) -> None:
@@ -170,10 +176,7 @@ def _decode_rows(
     fetch_bytes: Fetch = fetch_rows,
 ) -> DataFrame:
     decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)
-    if steps is not None:
-        # In the order of the rows: on another backend, what is decoded comes last.
-        names = dict.fromkeys([*rows.columns, *decoded.columns])
-        decoded = steps.function(decoded[[name for name in names if name in decoded.columns]])
+    decoded = decoded if steps is None else steps.function(decoded)
     return decoded[list(columns)]
 
 
@@ -209,23 +212,6 @@ class LastDecode:
         backend = backend_of(self.rows._meta).name
         return functools.partial(_decode_rows, self.images, self.columns, self.steps, backend)
 
-    @property
-    def rows_on_host(self) -> dx.Expr:
-        """The rows as pandas frames, which `function` takes too: references are gathered there.
-
-        On the GPU, rows of many partitions would be taken column by column, with a wait for each.
-        """
-        if all(isinstance(node, (Scan, dx.Projection)) for node in self.rows.walk()):
-            rows = self.rows
-            for scan in rows.find_operations(Scan):
-                rows = rows.substitute(scan, scan.on_host)
-            return rows
-        if backend_of(self.rows._meta).name == "pandas" or not _stays_the_same(self.rows._meta):
-            return self.rows
-        frames = dx.new_collection(self.rows)
-        meta = _as_pandas(self.rows._meta)
-        return frames.map_partitions(_as_pandas, meta=meta, enforce_metadata=False).expr
-
     def resized(self, shape: tuple[int, int]) -> LastDecode:
         """The same decode to images of one height and width, of which edges are cut off.
 
@@ -252,30 +238,9 @@ class LastDecode:
             references = [reference for reference in per_row if reference is not None]
             if any(reference.bytes is not None for reference in references):
                 return None
-            headers, _ = fetch(references, image.decoding, image.storage_options)
+            headers, *_ = fetch(references, image.decoding, image.storage_options)
             nbytes += sum(map(image.decoding.nbytes, headers))
         return nbytes * len(rows) // max(1, len(some))
-
-
-def _as_pandas(frame: DataFrame) -> DataFrame:
-    """Rows without pixels as a pandas frame of Arrow types."""
-    table = backend_of(frame).to_arrow(frame)
-    for place, (name, dtype) in enumerate(frame.dtypes.items()):
-        if backend_of(frame).is_references(dtype):
-            table = table.set_column(place, name, as_references(table.column(place)))
-    return get_backend("pandas").frame(table, np.arange(len(frame)), None)
-
-
-def _stays_the_same(meta: DataFrame) -> bool:
-    """True if the columns of a frame have their types again when they come back from the host."""
-    here, host = backend_of(meta), get_backend("pandas")
-    again = here.meta(
-        dict(zip(meta.columns, host.to_arrow(_as_pandas(meta)).schema.types, strict=True))
-    )
-    return all(
-        here.is_references(dtype) or dtype == meta[name].dtype
-        for name, dtype in again.dtypes.items()
-    )
 
 
 def _resized(image: ColumnDecode, shape: tuple[int, int]) -> ColumnDecode:
@@ -414,7 +379,7 @@ def with_draw(expr: dx.Expr, draw: int) -> dx.Expr:
     for node in expr.find_operations(Decode):
         images = tuple(_drawn(image, draw) for image in node.images)
         if images != node.images:
-            other = Decode(node.frame, images, node.only, node.limit)
+            other = node.substitute_parameters({"images": images})
             return with_draw(expr.substitute(node, other), draw)
     return expr
 

@@ -43,6 +43,7 @@ from dask_image_ingest.dataset.plan.scan_node import (
     fuse_with_scan,
 )
 from dask_image_ingest.dataset.references.fetch import decode_partition
+from dask_image_ingest.dataset.references.host_moves import Converted, moved_on_host
 from dask_image_ingest.dataset.references.moves import (
     Undecoded,
     groups_together,
@@ -55,6 +56,7 @@ from dask_image_ingest.dataset.scan.rows import (
     decoded_meta,
 )
 from dask_image_ingest.decode import ImageShape
+from dask_image_ingest.frames import BackendName, backend_of
 from dask_image_ingest.typedefs import DataFrame
 
 
@@ -174,9 +176,14 @@ class Decode(AppendsColumns, PreservesRows):
         """Image column → shape of its images."""
         return {image.image: image.decoding.shape for image in self.images}
 
+    @property
+    def _undecoded(self) -> dx.Expr:
+        """The undecoded rows, as frames of the result's backend."""
+        return self.frame
+
     def as_references(self) -> Undecoded | None:
         """The undecoded rows and the decodes they need; None if this decode drops rows."""
-        return (self.frame, self.images) if self._is_length_preserving else None
+        return (self._undecoded, self.images) if self._is_length_preserving else None
 
     def _simplify_down(self) -> dx.Expr | None:
         below = self.frame
@@ -308,6 +315,8 @@ class Decode(AppendsColumns, PreservesRows):
 
     def _lower(self) -> dx.Expr | None:
         frame = self.frame
+        if (host := moved_on_host(frame)) is not None:
+            return DecodeOfMoved(host, *self.operands[1:], backend_of(self._meta).name)
         if isinstance(frame, dx.Partitions):
             # Lowering a head above inserts it; simplified, it becomes an operand of the scan.
             frame = frame.simplify()
@@ -324,7 +333,7 @@ class Decode(AppendsColumns, PreservesRows):
             image for image in self.images if wanted & image.columns or drops_rows
         )
         if (unused and not drops_rows) or not needed_images:
-            return type(parent)(self.frame, *parent.operands[1:])
+            return type(parent)(self._undecoded, *parent.operands[1:])
         images = tuple(image.selected(wanted) for image in needed_images)
         # The error of an image needs its reference, too; boxes need their labels.
         wanted = wanted.union(*(image.columns for image in images))
@@ -332,8 +341,30 @@ class Decode(AppendsColumns, PreservesRows):
         if needed == self.frame.columns and images == self.images:
             return None
         frame = self.frame if needed == self.frame.columns else self.frame[needed]
-        narrower = type(self)(frame, images, self.only, self.limit)
+        narrower = self.substitute_parameters({"frame": frame, "images": images})
         return type(parent)(narrower, *parent.operands[1:])
+
+
+class DecodeOfMoved(Decode):
+    """Decodes rows that were moved as pandas frames. Made by lowering: nothing goes below it."""
+
+    _parameters: ClassVar = [*Decode._parameters, "backend"]
+    _keyword_only: ClassVar = ["backend"]
+    backend: BackendName
+
+    step = "decode"
+
+    @functools.cached_property
+    def _meta(self) -> DataFrame:
+        return decoded_meta(self._undecoded._meta, self.images)
+
+    @property
+    def _undecoded(self) -> dx.Expr:
+        return Converted(self.frame, self.backend)
+
+    def filtered_by(self, mask: dx.Expr, is_shared: IsShared = never) -> dx.Expr:
+        """The rows by a mask over the decoded frames."""
+        return filtered(self, mask)
 
 
 def image_shape(expr: dx.Expr, column: Hashable) -> ImageShape:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import threading
 import zlib
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any, TypeAlias
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from dask_image_ingest.dataset.references.parts import resolve
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
 from dask_image_ingest.dataset.scan.rows import (
     NO_BYTES,
@@ -23,16 +28,32 @@ from dask_image_ingest.dataset.scan.rows import (
     put_pixels,
     slices_by_size,
 )
-from dask_image_ingest.decode import DecodeSpec, EncodedImages, Header, Origin
+from dask_image_ingest.decode import (
+    BadImage,
+    DecodeSpec,
+    EncodedImages,
+    Header,
+    OpenTiff,
+    Origin,
+    Part,
+)
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
     BackendName,
     ImageReference,
     as_references,
     backend_of,
-    get_backend,
+    converted,
 )
-from dask_image_ingest.storage import ByteReader, Shard, open_file, open_shard
+from dask_image_ingest.storage import (
+    SIGNATURE_BYTES,
+    ByteReader,
+    Range,
+    Shard,
+    image_format,
+    open_file,
+    open_shard,
+)
 from dask_image_ingest.tar import BLOCK, index_tar, plain_name
 from dask_image_ingest.typedefs import DataFrame
 
@@ -46,8 +67,12 @@ _GAP = 8 << 10
 # Ranges that are fetched at once, ahead of a decode.
 _AT_ONCE = 16
 
+# Bytes of an image above which a TIFF is not fetched for parts of it, and its first bytes to fetch:
+# most have their directory there, or at the end.
+_LARGE, _TIFF_HEAD = 1 << 20, 16 << 10
+
 #: An encoded image, or a header with the reason why there is none.
-Fetched: TypeAlias = bytes | memoryview | Header
+Fetched: TypeAlias = bytes | memoryview | OpenTiff | Header
 
 #: Fetches encoded images with these ``storage_options``: as `fetch_encoded`.
 Fetch: TypeAlias = Callable[[Sequence[ImageReference], dict[str, Any] | None], list[Fetched]]
@@ -84,25 +109,42 @@ def decode_partition(
 
     def open_images(rows: DataFrame) -> tuple[Any, list[EncodedImages]]:
         encoded = [fetch_images(rows, column, draws, fetch_bytes) for column in images]
-        if backend not in (None, backend_of(rows).name):
-            # Without the columns that the decode makes: references stay on the host.
-            made = {name for column in images for name in column.made}
-            table = backend_of(rows).to_arrow(rows[[n for n in rows.columns if n not in made]])
-            rows = get_backend(backend).frame(table, rows.index.to_numpy(), None)
-        return rows, encoded
+        return _on_backend(rows, images, backend), encoded
 
-    return decode_rows(frame, images, open_images, only, limit)
+    return _ordered(decode_rows(frame, images, open_images, only, limit), frame)
 
 
-def decode_pieces(frame: DataFrame, images: Sequence[ColumnDecode], largest: int) -> Iterator[Any]:
-    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded."""
+def _on_backend(
+    rows: DataFrame, images: Sequence[ColumnDecode], backend: BackendName | None
+) -> DataFrame:
+    """Rows for a backend; for another one than theirs without the columns that the decode makes."""
+    if backend in (None, backend_of(rows).name):
+        return rows
+    made = {name for column in images for name in column.made}
+    return converted(rows[[name for name in rows.columns if name not in made]], backend)
+
+
+def _ordered(decoded: DataFrame, rows: DataFrame) -> DataFrame:
+    """The columns in the order of the rows: on another backend, what is decoded comes last."""
+    names = [n for n in dict.fromkeys([*rows.columns, *decoded.columns]) if n in decoded.columns]
+    return decoded if names == [*decoded.columns] else decoded[names]
+
+
+def decode_pieces(
+    frame: DataFrame, images: Sequence[ColumnDecode], largest: int, backend: BackendName
+) -> Iterator[Any]:
+    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded.
+
+    ``backend`` is that of the pieces.
+    """
     for rows in slices_by_size([encoded_sizes(frame, column) for column in images], largest):
         part = frame.iloc[rows]
         encoded = [fetch_images(part, column) for column in images]
         sizes = [decoded_sizes(*column) for column in zip(images, encoded, strict=True)]
         for piece in slices_by_size(sizes, largest):
             taken = [column.take(np.arange(len(part))[piece]) for column in encoded]
-            yield put_pixels(part.iloc[piece], images, taken)
+            rest = _on_backend(part.iloc[piece], images, backend)
+            yield _ordered(put_pixels(rest, images, taken), part)
 
 
 def fetch_images(
@@ -127,8 +169,11 @@ def fetch_images(
     # A merge may repeat a reference, or leave it null.
     distinct: dict[ImageReference, int] = {}
     places = [-1 if row is None else distinct.setdefault(row, len(distinct)) for row in rows]
-    headers, encoded = fetch(list(distinct), column.decoding, column.storage_options, fetch_bytes)
-    headers, encoded = [*headers, _NO_REFERENCE], [*encoded, None]  # the last is that of null
+    headers, encoded, parts = fetch(
+        list(distinct), column.decoding, column.storage_options, fetch_bytes
+    )
+    # The last is that of null.
+    headers, encoded, parts = [*headers, _NO_REFERENCE], [*encoded, None], [*parts, None]
 
     def origin(row: int) -> Origin:
         origin = _origin(rows[row])
@@ -145,6 +190,7 @@ def fetch_images(
         f"the {len(rows)} images of a partition",
         pictures=pictures if len(np.unique(pictures)) < len(rows) else None,
         source=tuple(rows),
+        parts=[parts[place] for place in places] if any(parts) else None,
     )
 
 
@@ -153,20 +199,51 @@ def fetch(
     decoding: DecodeSpec,
     storage_options: dict[str, Any] | None,
     fetch_bytes: Fetch | None = None,
-) -> tuple[list[Header], list[bytes | memoryview | None]]:
-    """Fetch encoded images; returns the header and the bytes of each.
+) -> tuple[list[Header], list[bytes | memoryview | OpenTiff | None], list[Part | None]]:
+    """Fetch encoded images; returns the header, the bytes and the part of each.
 
-    For an image that can't be found the header has an error, and the bytes are None.
+    Of a picture the bytes are fetched once, and the header of each page is read once. For an image
+    that can't be found the header has an error, and the bytes are None.
 
     Raises
     ------
     ShardError, ShardNotFoundError
         If a shard can't be read, or is of another version than a reference names.
     """
-    fetched = (fetch_bytes or fetch_encoded)(references, storage_options)
-    encoded = [None if isinstance(data, Header) else data for data in fetched]
-    headers = [data if isinstance(data, Header) else decoding.read_header(data) for data in fetched]
-    return headers, encoded
+    pictures: dict[ImageReference, int] = {}
+    numbers = [pictures.setdefault(one.picture, len(pictures)) for one in references]
+    fetched = (fetch_bytes or fetch_encoded)(list(pictures), storage_options)
+    pages: dict[tuple[int, int | None], Header] = {}
+    headers: list[Header] = []
+    parts: list[Part | None] = []
+    for reference, number in zip(references, numbers, strict=True):
+        data, page = fetched[number], reference.page or 0 if reference.has_part else None
+        header, part = pages.get((number, page)), None
+        if header is None:
+            header = data if isinstance(data, Header) else decoding.read_header(data, page)
+            pages[number, page] = header
+        if reference.has_part:
+            header, part = resolve(reference, number, header, decoding)
+        headers.append(header)
+        parts.append(part)
+    _prefetch_parts(fetched, parts)
+    found = [None if isinstance(data, Header) else data for data in fetched]
+    return headers, [found[number] for number in numbers], parts
+
+
+def _prefetch_parts(fetched: Sequence[Fetched], parts: Sequence[Part | None]) -> None:
+    """Prefetch what the parts need of TIFFs in remote shards."""
+    ranges: dict[ByteReader, list[Range]] = {}
+    for part in parts:
+        tiff = None if part is None else fetched[part.picture]
+        if part is None or not isinstance(tiff, OpenTiff):
+            continue
+        content = tiff.content
+        if isinstance(content, ByteReader) and content.is_remote:
+            needed = tiff.ranges(part.page, part.region.inside(part.shape))
+            ranges.setdefault(content, []).extend(needed)
+    for content, of_shard in ranges.items():
+        content.prefetch(of_shard, _GAP)
 
 
 def fetch_encoded(
@@ -176,21 +253,22 @@ def fetch_encoded(
 ) -> list[Fetched]:
     """Fetch encoded images; opens each shard once.
 
-    For an image that can't be found, a header with an error. ``gap`` is as for
-    ``ByteReader.prefetch``.
+    For an image that can't be found, a header with an error. A TIFF of which parts are wanted is an
+    `OpenTiff`; a large one is not fetched, and its shard stays open as long as it is needed.
+    ``gap`` is as for ``ByteReader.prefetch``.
 
     Raises
     ------
     ShardError, ShardNotFoundError
         As `fetch`.
     """
-    results: list[Fetched] = [_NO_LOCATION] * len(references)
+    results: dict[int, Fetched] = dict.fromkeys(range(len(references)), _NO_LOCATION)
     by_shard: dict[str, list[int]] = {}
     for row, reference in enumerate(references):
         if reference.error is not None:
             results[row] = NO_MEMBER._replace(error=reference.error)
         elif reference.bytes is not None:
-            results[row] = reference.bytes
+            results[row] = _opened(reference.bytes, reference)
         elif not reference.url:
             results[row] = NO_BYTES
         elif reference.place is not None:
@@ -204,22 +282,31 @@ def fetch_encoded(
             by_version.setdefault(_listed(references[row]), {})[row] = references[row]
         for listed, of_version in by_version.items():
             if not all(map(_is_file, of_version.values())):
-                with open_shard(url, storage_options, listed, _HEAD_SIZE) as content:
-                    results_of(content, url, of_version)
+                results_of(open_shard(url, storage_options, listed, _HEAD_SIZE), url, of_version)
                 continue
+            head_size = _HEAD_SIZE if any(map(_is_of_parts, of_version.values())) else None
             try:
-                with open_file(url, storage_options, listed) as content:
-                    results_of(content, url, of_version)
+                results_of(open_file(url, storage_options, listed, head_size), url, of_version)
             except (ShardError, ShardNotFoundError) as error:
                 for row in of_version:
                     results[row] = missing_file(url, error)
 
-    def results_of(content: ByteReader, url: str, wanted: dict[int, ImageReference]) -> None:
-        for row, data in _read(content, url, wanted, gap):
-            results[row] = data
+    def results_of(
+        shard: AbstractContextManager[ByteReader], url: str, wanted: dict[int, ImageReference]
+    ) -> None:
+        with ExitStack() as opened:
+            content = opened.enter_context(shard)
+            found = dict(_read(content, url, wanted, gap))
+            tiffs = [data for data in found.values() if isinstance(data, OpenTiff)]
+            if tiffs := [tiff for tiff in tiffs if tiff.content is content]:
+                # The shard is closed when they are gone, and this with them.
+                lease = opened.pop_all()
+                for tiff in tiffs:
+                    tiff.lease = lease
+        results.update(found)
 
     for_each(read_shard, by_shard, by_shard)
-    return results
+    return list(results.values())
 
 
 def fetch_rows(
@@ -232,6 +319,19 @@ def fetch_rows(
 def _is_file(reference: ImageReference) -> bool:
     """True for an image file: no member of a tar begins at its first byte."""
     return reference.offset == 0 and reference.number is None
+
+
+def _is_of_parts(reference: ImageReference) -> bool:
+    """True if parts of an image are wanted, and it is so large that they may be much less."""
+    return reference.has_part and (reference.nbytes or 0) > _LARGE
+
+
+def _opened(data: bytes | memoryview, reference: ImageReference) -> Fetched:
+    """An encoded image; a TIFF of which parts are wanted as one that knows its pages."""
+    if reference.has_part and image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
+        with suppress(BadImage):
+            return OpenTiff(data)
+    return data
 
 
 def _listed(reference: ImageReference) -> Shard | None:
@@ -255,8 +355,19 @@ def _read(
     }
     end = len(content)
     inside = {row for row, (at, size) in spans.items() if at >= 0 <= size and at + size <= end}
-    ranges = [(max(0, at - BLOCK), at + size) for at, size in map(spans.__getitem__, inside)]
+    in_parts = {row for row in inside if _is_of_parts(references[row])}
+    ends = {row: sum(spans[row]) for row in inside}
+    ends |= {row: spans[row][0] + _TIFF_HEAD for row in in_parts}
+    ranges = [(max(0, spans[row][0] - BLOCK), stop) for row, stop in ends.items()]
     content.prefetch(sorted(ranges), gap)
+    tiffs = {}
+    for row in in_parts:
+        at, size = spans[row]
+        if image_format(bytes(content[at : at + SIGNATURE_BYTES])) == "tiff":
+            tiffs[row] = OpenTiff(content, at, size)
+    if len(tiffs) < len(in_parts):
+        whole = (spans[row] for row in inside - {*tiffs})
+        content.prefetch(sorted((max(0, at - BLOCK), at + size) for at, size in whole), gap)
     doubtful = []
     for row in sorted(spans, key=spans.__getitem__):
         if row not in inside:
@@ -265,8 +376,11 @@ def _read(
         at, size = spans[row]
         if not _follows_own_header(content, references[row]):
             doubtful.append(references[row])
+        if row in tiffs:
+            yield row, tiffs[row]
+            continue
         # A copy, so that the bytes are read here, and not when a view of them is decoded.
-        yield row, bytes(content[at : at + size])
+        yield row, _opened(bytes(content[at : at + size]), references[row])
     if doubtful:
         _check_places(content, url, doubtful)
 
@@ -330,19 +444,44 @@ def references_of(frame: DataFrame, image: Hashable) -> pa.ChunkedArray:
 
 
 def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
-    """Encoded bytes of each row's image, 0 if unknown; shape (n,), int64."""
-    nbytes = field_of(references_of(frame, images.image), "nbytes")
-    return nbytes.fill_null(0).to_numpy()
+    """Encoded bytes that each row adds, 0 if unknown; shape (n,), int64.
+
+    Of several parts of an image, the first one has them all: they are fetched once.
+    """
+    references = references_of(frame, images.image)
+    nbytes = field_of(references, "nbytes").fill_null(0).to_numpy()
+    of_part = pc.is_valid(pc.coalesce(field_of(references, "page"), field_of(references, "top")))
+    if not pc.any(of_part).as_py():
+        return nbytes
+    places = pd.DataFrame(
+        {name: field_of(references, name).to_pandas() for name in ("url", "offset")}
+    )
+    again = places.duplicated() & places["offset"].notna()
+    return np.where(again.to_numpy() & of_part.to_numpy(), 0, nbytes)
 
 
 def _origin(reference: ImageReference | None) -> Origin:
     """The identity of an image, for errors and for the seed of random transforms.
 
     All images of a sample have the same seed, so it depends on the sample alone: shard and number,
-    or else the key. Within a shard the key is not used, since it may repeat.
+    or else the key. Within a shard the key is not used, since it may repeat. Parts of an image have
+    other seeds than the image, and the same parts of two images of a sample have one.
     """
     if reference is None:
         return Origin("", 0, "no image")
+    origin = _origin_of_sample(reference)
+    if not reference.has_part:
+        return origin
+    part = [reference.page or 0, reference.top, reference.left, reference.height, reference.width]
+    seed = zlib.crc32(repr([origin.number, *part, reference.in_shares]).encode())
+    where = f"page {part[0]} of " if part[0] else ""
+    if reference.top is not None:
+        unit = " (shares)" if reference.in_shares else ""
+        where = "the part {4:g} x {3:g} at {2:g}, {1:g}{unit} of ".format(*part, unit=unit) + where
+    return origin._replace(number=seed, name=f"{where}{origin.name}")
+
+
+def _origin_of_sample(reference: ImageReference) -> Origin:
     url, number, key = reference.url or "", reference.number, reference.key
     if number is None and (reference.bytes is not None or reference.offset == 0):
         # An image file, or encoded bytes without a shard.
@@ -367,6 +506,8 @@ class EncodedAhead:
         self._images = images
         self._threads = ThreadPoolExecutor(_AT_ONCE, "image-ingest-ahead")
         self._requested: dict[ImageReference, Future[Fetched]] = {}
+        # Rows that were requested and are yet to be taken, by picture: parts may share one.
+        self._awaited: Counter[ImageReference] = Counter()
         # No request begins after `close`: nothing would end its futures.
         self._lock = threading.Lock()
         self._closed = False
@@ -382,6 +523,7 @@ class EncodedAhead:
         new = {
             reference: Future[Fetched]() for reference in wanted if reference not in self._requested
         }
+        self._awaited += wanted
         with self._lock:
             if new and not self._closed:
                 self._threads.submit(self._fetch, new)
@@ -394,9 +536,11 @@ class EncodedAhead:
         """
         requested = self._requested
         wanted = self._references(rows)
-        taken = {
-            reference: requested.pop(reference) for reference in wanted if reference in requested
-        }
+        taken = {reference: requested[reference] for reference in wanted if reference in requested}
+        self._awaited -= wanted
+        for reference in taken:
+            if reference not in self._awaited:
+                requested.pop(reference, None)
 
         def fetch(
             references: Sequence[ImageReference], storage_options: dict[str, Any] | None
@@ -422,16 +566,16 @@ class EncodedAhead:
         if self._closed:
             raise ShardError("the iteration was closed while images were fetched")
 
-    def _references(self, rows: DataFrame) -> dict[ImageReference, None]:
-        """Distinct references to images in shards that one set of ``storage_options`` opens."""
+    def _references(self, rows: DataFrame) -> Counter[ImageReference]:
+        """References to pictures in shards that one set of ``storage_options`` opens."""
         options = self._images[0].storage_options
-        return {
-            reference: None
+        return Counter(
+            reference.picture
             for column in self._images
             if column.storage_options == options
             for reference in reference_rows(references_of(rows, column.image))
             if reference is not None and reference.bytes is None
-        }
+        )
 
     def _fetch(self, futures: dict[ImageReference, Future[Fetched]]) -> None:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable
 from typing import Any
 
 import pyarrow as pa
@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dataset.plan.columns import MapColumns
+from dask_image_ingest.dataset.schema.columns import EDGES, PLACE, part_columns
 from dask_image_ingest.dataset.schema.file_columns import check_encoded_type, encoded_bytes
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
@@ -40,7 +41,8 @@ def with_encoded(frame: DataFrame, encoded: Hashable, image: str, error: str | N
 
 def point_to_images(rows: dx.Expr, image: str, error: str | None) -> dx.Expr:
     """Lazy `add_references`."""
-    return MapColumns(rows, add_references, (image, error), (*LOCATION_COLUMNS, _KEY), image, error)
+    inputs = tuple(location_columns(rows.columns))
+    return MapColumns(rows, add_references, (image, error), inputs, image, error)
 
 
 def carry_images(rows: dx.Expr, encoded: Hashable, image: str, error: str | None) -> dx.Expr:
@@ -60,21 +62,32 @@ def encoded_by(expr: dx.Expr) -> Any | None:
     return expr.inputs[0] if carries else None
 
 
+def location_columns(columns: Collection[Any]) -> dict[str, str]:
+    """The columns that locate an image, or the part of it that it is: field of the reference.
+
+    The key identifies an image whose offset is null.
+    """
+    names = {name: name.strip("_") for name in (*LOCATION_COLUMNS, _KEY) if name in columns}
+    part = part_columns(columns).get("image", ())
+    return names | dict(zip(part, (*PLACE, *EDGES), strict=False))
+
+
 def references_of_locations(frame: DataFrame) -> pa.StructArray:
     """References from the columns `LOCATION_COLUMNS`; without a version of the shard.
+
+    They are to the parts that the columns of ``images.tiles`` tell, if the frame has them.
 
     Raises
     ------
     ArgumentError
         If the columns can't be converted to the types that the reader gives them.
     """
-    names = [name for name in (*LOCATION_COLUMNS, _KEY) if name in frame.columns]
     fields = {}
-    for name in names:
+    for name, field in location_columns(frame.columns).items():
         kind = "strings" if name.startswith("__") else "whole numbers"
         try:
             column = backend_of(frame).to_arrow(frame[[name]]).column(0).combine_chunks()
-            fields[name.strip("_")] = _converted(column, kind)
+            fields[field] = _converted(column, kind)
         except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(
                 f"the column {name!r} of the frame is of type {frame[name].dtype}: decode_images "

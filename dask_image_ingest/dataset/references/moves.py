@@ -31,11 +31,12 @@ from dask_image_ingest.typedefs import DataFrame
 
 def _sort_by_sample(frame: DataFrame, names: tuple[Hashable, ...]) -> DataFrame:
     """Sort rows by shard URL and sample number of their references."""
-    # The offset tells rows of references without a number; null references sort last.
+    # The offset tells rows of references without a number, and the part those of one image; null
+    # references sort last.
     fields = [
         field_of(references_of(frame, name), field)
         for name in names
-        for field in ("url", "number", "offset")
+        for field in ("url", "number", "offset", "page", "top", "left", "height", "width")
     ]
     table = pa.table(fields, names=list(map(str, range(len(fields)))))
     order = pc.sort_indices(table, [(name, "ascending") for name in table.column_names])
@@ -101,7 +102,7 @@ def over_references(
             return None
         moved = type(parent)(references, *parent.operands[1:])
         if isinstance(parent, dx.BaseSetIndexSortValues):
-            _copy_divisions(parent, moved)
+            copy_divisions(parent, moved)
         if isinstance(parent, dx.RearrangeByColumn) and _is_unordered(parent):
             moved = InOrder(moved, tuple(column.image for column in images))
         return moved, images
@@ -256,7 +257,7 @@ _PASSES_ON = (*_REWRITES, dx.ResetIndex, dx.Repartition, dx.Split, dx.DropnaFram
 _OTHER_MOVES = (dx.Loc, dx.Merge, dx.GroupByApply)
 
 
-def _copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
+def copy_divisions(expr: dx.BaseSetIndexSortValues, other: dx.BaseSetIndexSortValues) -> None:
     """Give ``other``, a sort of the same rows, the divisions of ``expr``.
 
     Dask samples divisions with the sorted frame's name as the seed, so those of ``other`` would

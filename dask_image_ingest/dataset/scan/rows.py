@@ -194,6 +194,9 @@ class ColumnDecode:
         Column that tells the region of each image (`REGION`); None if there is none.
     annotations
         Columns of boxes and points of these images; None without.
+    part
+        Columns that tell which part of its picture each image is: `PLACE`, height and width; empty
+        if they are not made.
     """
 
     image: Any
@@ -204,6 +207,7 @@ class ColumnDecode:
     pixels: bool = True
     region: Any | None = None
     annotations: Annotations | None = None
+    part: tuple[Any, ...] = ()
 
     @property
     def columns(self) -> set[Any]:
@@ -213,7 +217,7 @@ class ColumnDecode:
     @property
     def made(self) -> set[Any]:
         """The columns whose values it makes of the references alone."""
-        return {self.image, self.error, self.region} - {None}
+        return {self.image, self.error, self.region, *self.part} - {None}
 
     @property
     def results(self) -> set[Any]:
@@ -228,6 +232,7 @@ class ColumnDecode:
             pixels=self.pixels and self.image in names,
             region=self.region if self.region in names else None,
             annotations=None if self.annotations is None else self.annotations.selected(names),
+            part=() if {*self.part}.isdisjoint(names) else self.part,
         )
 
     def __repr__(self) -> str:
@@ -238,8 +243,8 @@ class ColumnDecode:
         error = None if self.error is None else names(self.error)
         region = None if self.region is None else names(self.region)
         annotations = None if self.annotations is None else self.annotations.renamed(names)
-        image = names(self.image)
-        return replace(self, image=image, error=error, region=region, annotations=annotations)
+        renamed = replace(self, error=error, region=region, annotations=annotations)
+        return replace(renamed, image=names(self.image), part=tuple(map(names, self.part)))
 
     def into(self, frame: DataFrame, encoded: EncodedImages, decoded: Pixels | None) -> Any:
         """Replace the references of ``frame`` by decoded images, errors, and what follows them.
@@ -249,7 +254,9 @@ class ColumnDecode:
         backend = backend_of(frame)
         if self.region is not None or self.annotations is not None:
             placements = [
-                self.decoding.placement(header, functools.partial(encoded.origin, row))
+                self.decoding.placement(
+                    header, functools.partial(encoded.origin, row), encoded.part(row)
+                )
                 for row, header in enumerate(encoded.headers)
             ]
             if self.annotations is not None:
@@ -257,6 +264,14 @@ class ColumnDecode:
             if self.region is not None:
                 column = (regions(placements), REGION)
                 frame = backend.with_columns(frame, {self.region: column}, range(len(frame)))
+        if self.part:
+            found = map(encoded.part, range(len(frame)))
+            places = [None if of is None else (of.page, *of.region[:4]) for of in found]
+            columns = {
+                name: (pa.array([place and place[n] for place in places], pa.int32()), pa.int32())
+                for n, name in enumerate(self.part)
+            }
+            frame = backend.with_columns(frame, columns, range(len(frame)))
         if decoded is not None and self.pixels:
             return backend.with_images(frame, decoded, self.image, self.error)
         if decoded is not None and self.error is not None:
@@ -422,7 +437,7 @@ def _decode(
     sizes: Sequence[np.ndarray],
     backend: Backend,
 ) -> list[Pixels]:
-    """Decode an image column, or several of the same images: of rows with one picture, one."""
+    """Decode an image column, or several of the same images: of rows with equal pixels, one."""
     places = None
     if encoded.pictures is not None:
         _, firsts, places = np.unique(encoded.pictures, return_index=True, return_inverse=True)
@@ -431,6 +446,14 @@ def _decode(
         places = np.argsort(order)[places.reshape(-1)]
         encoded = encoded.take(firsts[order])
         sizes = [of_column[firsts[order]] for of_column in sizes]
+    if encoded.parts is not None:
+        # Rows of one picture side by side, which it may be decoded for at once.
+        pictures = [-1 if part is None else part.picture for part in encoded.parts]
+        order = np.argsort(pictures, kind="stable")
+        if (order[1:] < order[:-1]).any():
+            back = np.argsort(order)
+            places = back if places is None else back[places]
+            encoded, sizes = encoded.take(order), [of_column[order] for of_column in sizes]
     encoded.prefetch()
     buffers = [
         backend.pixel_buffer(int(of_column.sum())) if column.pixels else NoPixels()

@@ -437,10 +437,10 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
         f"the index {index.url} is not used: {error}. {index.shard.url} is read without it"
         f"{this_worker()}"
     )
-    if index.told <= {index.shard.url}:
+    if not index.told:
         index.told.add(index.shard.url)
         warn_user(f"{why}. {way_out(index.url)}. More such indexes of this read are logged (INFO)")
-    else:
+    elif index.shard.url not in index.told:
         logger.info("%s", why)
 
 

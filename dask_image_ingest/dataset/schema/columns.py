@@ -5,7 +5,7 @@ Also the image columns: their members, and how each is decoded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, Literal, TypeAlias
 
@@ -38,6 +38,12 @@ REGION: Final = pa.struct(
     [*((name, pa.int32()) for name in ("top", "left", "height", "width")), ("flipped", pa.bool_())]
 )
 
+#: Where a part lies in its picture: number of the page, and corner in pixels of the upright page.
+PLACE: Final = ("page", "top", "left")
+
+#: Columns of the size of an image, or a part.
+EDGES: Final = ("height", "width")
+
 #: Columns with values from an image's header.
 HEADERS: Final = ("format", "height", "width", "channels")
 
@@ -50,6 +56,25 @@ def image_field(image: str, name: str) -> str:
 def region_field(image: str) -> str:
     """The name of the column of type `REGION` for an image column."""
     return f"{image}.region"
+
+
+def part_names(image: str, columns: Collection[Any], is_first: bool = True) -> tuple[str, ...]:
+    """The columns that tell which part of its picture an image is: `PLACE`, height and width.
+
+    Height and width of the first image of a read have no prefix, whatever its name.
+    """
+    edges = [image_field(image, edge) for edge in EDGES]
+    if is_first and {*edges}.isdisjoint(columns) and {*EDGES} <= {*columns}:
+        edges = [*EDGES]
+    return (*(image_field(image, f"part.{name}") for name in PLACE), *edges)
+
+
+def part_columns(columns: Collection[Any]) -> dict[str, tuple[str, ...]]:
+    """Image column → its `part_names`, of the images that have them all among ``columns``."""
+    ends = [name for name in columns if isinstance(name, str) and name.endswith("part.top")]
+    images = [end.removesuffix("part.top").removesuffix(".") or "image" for end in ends]
+    found = {image: part_names(image, columns) for image in images}
+    return {image: names for image, names in found.items() if {*names} <= {*columns}}
 
 
 # The most frequent extensions become columns: if keys contain dots, every member may have its own.

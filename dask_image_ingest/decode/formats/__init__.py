@@ -3,7 +3,14 @@
 In: encoded bytes. Out: format, shape, orientation, and whether DALI can safely decode them.
 """
 
-from dask_image_ingest.decode.formats.header import Header, is_valid, read_stored_header, too_large
+from dask_image_ingest.decode.formats.header import (
+    Header,
+    has_several_pages,
+    is_valid,
+    page_shapes,
+    read_stored_header,
+    too_large,
+)
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
 from dask_image_ingest.decode.formats.stored import SWAPPED, BadImage, StoredHeader, printable
@@ -13,9 +20,11 @@ __all__ = [
     "BadImage",
     "Header",
     "StoredHeader",
+    "has_several_pages",
     "is_baseline_jpeg",
     "is_valid",
     "open_image",
+    "page_shapes",
     "pillow_errors",
     "printable",
     "read_stored_header",

@@ -21,17 +21,25 @@ An image ``needs_pillow`` if DALI might return other pixels than Pillow, or cras
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from dask_image_ingest.decode.formats.jpeg import is_valid_jpeg, read_jpeg_header
-from dask_image_ingest.decode.formats.pillow_image import read_header_with_pillow
+from dask_image_ingest.decode.formats.pillow_image import count_frames, read_header_with_pillow
 from dask_image_ingest.decode.formats.png_webp import (
     is_valid_png,
     read_png_header,
     read_webp_header,
 )
-from dask_image_ingest.decode.formats.stored import SWAPPED, BadImage, StoredHeader, looks_like
-from dask_image_ingest.decode.formats.tiff import read_tiff_header
+from dask_image_ingest.decode.formats.stored import (
+    MAX_PARTS,
+    SWAPPED,
+    BadImage,
+    StoredHeader,
+    looks_like,
+    no_page,
+)
+from dask_image_ingest.decode.formats.tiff import as_open_tiff, read_tiff_header
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
 
 #: Largest height or width that an int32 column can hold; no decoder goes that far.
@@ -40,7 +48,6 @@ _READERS: Final = {
     "jpeg": read_jpeg_header,
     "png": read_png_header,
     "webp": read_webp_header,
-    "tiff": read_tiff_header,
 }
 
 
@@ -70,7 +77,7 @@ class Header(NamedTuple):
     needs_pillow: bool
 
 
-def read_header(data: LazyBytes, max_pixels: int) -> Header:
+def read_header(data: LazyBytes, max_pixels: int, page: int = 0) -> Header:
     """Read an image's format, shape and error from as few bytes as possible.
 
     Parameters
@@ -79,13 +86,15 @@ def read_header(data: LazyBytes, max_pixels: int) -> Header:
         The whole encoded image.
     max_pixels : int
         An image of more pixels is ``too-large``.
+    page : int
+        Number of the page of a TIFF, or the frame of an animation, as `page_shapes` counts them.
 
     Returns
     -------
     Header
         For any bytes: errors are in its ``error``, and never raised.
     """
-    return header_of(*read_stored_header(data), max_pixels)
+    return header_of(*read_stored_header(data, page), max_pixels)
 
 
 def header_of(format: str | None, stored: StoredHeader, max_pixels: int) -> Header:
@@ -103,7 +112,7 @@ def header_of(format: str | None, stored: StoredHeader, max_pixels: int) -> Head
     return Header(format, height, width, channels, error, needs_pillow or error is not None)
 
 
-def read_stored_header(data: LazyBytes) -> tuple[str | None, StoredHeader]:
+def read_stored_header(data: LazyBytes, page: int = 0) -> tuple[str | None, StoredHeader]:
     """Read an image's format and stored header: before orientation and the check of max_pixels."""
     head = bytes(data[:SIGNATURE_BYTES])
     format = image_format(head)
@@ -112,10 +121,45 @@ def read_stored_header(data: LazyBytes) -> tuple[str | None, StoredHeader]:
             if not head:
                 raise BadImage("empty", "the file has no bytes")
             raise BadImage("not-an-image", looks_like(head))
+        if format == "tiff":
+            return format, read_tiff_header(data, page)
+        if page and not 0 <= page < (count := count_frames(data, format)):
+            raise no_page(page, count)
         reader = _READERS.get(format)
-        return format, reader(data) if reader else read_header_with_pillow(data, format)
+        stored = reader(data) if reader else read_header_with_pillow(data, format)
+        if page:
+            # Pillow makes colours of a GIF's further frames, some of them with alpha.
+            channels = 4 if format == "gif" else stored.channels
+            stored = stored._replace(needs_pillow=True, channels=channels)
+        return format, stored
     except BadImage as bad:
         return format, StoredHeader(None, None, None, 1, True, str(bad))
+
+
+def page_shapes(data: LazyBytes) -> list[tuple[int, int]]:
+    """Height and width of each page of a TIFF, or frame of an animation, after orientation.
+
+    Nothing is decoded. Levels of a pyramid are pages, too: those in SubIFDs follow their page. All
+    frames of a GIF, WebP or PNG are of one size; images of other formats have one page. `BadImage`
+    is raised if it is not an image, or its pages can't be counted.
+    """
+    format, stored = read_stored_header(data)
+    if format == "tiff":
+        return as_open_tiff(data).shapes()
+    header = header_of(format, stored, LONGEST_EDGE**2)
+    if format is None or header.height is None or header.width is None:
+        raise BadImage.of(header.error or "not-an-image")
+    frames = count_frames(data, format)
+    if frames > MAX_PARTS:
+        raise BadImage("corrupt", f"an animation of {frames:,} frames")
+    return [(header.height, header.width)] * frames
+
+
+def has_several_pages(data: LazyBytes, format: str | None) -> bool:
+    """True for a TIFF of several pages; smaller copies of the first one are none."""
+    with suppress(BadImage):
+        return format == "tiff" and as_open_tiff(data).has_several_pages()
+    return False
 
 
 def is_valid(format: str | None, data: bytes | memoryview, thorough: bool = False) -> bool:

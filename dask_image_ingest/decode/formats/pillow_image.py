@@ -64,14 +64,38 @@ def read_header_with_pillow(data: LazyBytes, format: str) -> StoredHeader:
     ------
     BadImage
     """
-    file = io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(ReaderFile(data))
-    with open_image(file, format) as image, pillow_errors():
+    with open_image(_as_file(data), format) as image, pillow_errors():
         (width, height), channels = image.size, len(image.getbands())
         exif = image.info.get("exif")
     if not width or not height:
         raise BadImage("corrupt", f"its size is {width} x {height}")
     orientation = read_orientation(exif, 0, len(exif))[0] if isinstance(exif, bytes) else 1
     return StoredHeader(height, width, channels, orientation, True, None)
+
+
+# Formats with animations, of which each frame can be decoded.
+_ANIMATED: Final = ("gif", "png", "webp")
+
+
+def count_frames(data: LazyBytes, format: str) -> int:
+    """Number of frames of an animation, as it says; 1 for others. Nothing is decoded."""
+    if format not in _ANIMATED:
+        return 1
+    with open_image(_as_file(data), format) as image, pillow_errors():
+        return int(getattr(image, "n_frames", 1))
+
+
+def seek_frame(image: ImageFile.ImageFile, frame: int) -> None:
+    """Go to a frame of an animation; a GIF's may be larger than the first, and is refused."""
+    size = image.size
+    for number in range(1, frame + 1):
+        image.seek(number)
+        if image.size != size:
+            raise BadImage("corrupt", f"its frame {number} is larger than the first")
+
+
+def _as_file(data: LazyBytes) -> IO[bytes]:
+    return io.BytesIO(data) if isinstance(data, bytes) else io.BufferedReader(ReaderFile(data))
 
 
 @contextmanager

@@ -54,6 +54,11 @@ class BadImage(Exception):
         return BadImage, (self.code, self.detail)
 
 
+def no_page(page: int, pages: int) -> BadImage:
+    """Error of a page that an image does not have."""
+    return BadImage("page", f"it has {pages} pages, counted from 0, and no page {page}")
+
+
 def printable(text: str, limit: int = MAX_DETAIL) -> str:
     """Escape ``text`` to one line of ASCII, of at most ``limit`` characters.
 

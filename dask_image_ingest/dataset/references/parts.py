@@ -1,0 +1,206 @@
+"""Parts of pictures: boxes of a column that references take on, and the pixels that they mean."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dask_image_ingest import dask_internals as dx
+from dask_image_ingest.arguments import shown
+from dask_image_ingest.dataset.plan.columns import MapColumns
+from dask_image_ingest.dataset.schema.annotations import BoxFormat, Coordinates
+from dask_image_ingest.decode import DecodeSpec, Header, Part, Region, too_large
+from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.frames import (
+    ImageReference,
+    as_references,
+    backend_of,
+    is_any_list,
+    is_number,
+    nesting,
+    one_chunk,
+    references_of_fields,
+)
+from dask_image_ingest.typedefs import DataFrame
+
+# Decimals of a pixel to which the edges of shares are exact: 0.1 + 0.7 is not 0.8.
+_DECIMALS = 9
+
+
+def check_box(meta: DataFrame, box: Hashable | None, margin: float) -> None:
+    """Raise `ArgumentError` unless the column exists and has four numbers in each row."""
+    is_real = isinstance(margin, (int, float, np.integer, np.floating))
+    if isinstance(margin, bool) or not is_real or not 0 <= margin < np.inf:
+        raise ArgumentError(
+            f"margin={shown(margin)}: pass the share of its width and height by which a box grows "
+            "on each side, such as 0.1"
+        )
+    if box is None:
+        if margin:
+            raise ArgumentError("margin= makes boxes larger: pass box=, the column that has them")
+        return
+    if box not in meta.columns:
+        raise ArgumentError(f"box={box!r}: the frame has {', '.join(map(repr, meta.columns))}")
+    type_ = backend_of(meta).to_arrow(meta[[box]]).schema.field(0).type
+    levels, value = nesting(type_)
+    if levels > 1:
+        raise ArgumentError(
+            f"box={box!r} has lists of boxes, and a row is one image: make a row of each box, "
+            f"frame.explode({box!r}), and decode these rows"
+        )
+    # Of an empty frame, the type of Python objects is not known.
+    if not pa.types.is_null(type_) and (levels != 1 or not is_number(value)):
+        raise ArgumentError(
+            f"box={box!r} is of type {type_}: pass a column with four numbers in each row, such as "
+            "'list<float32>'"
+        )
+
+
+def with_boxes(
+    frame: DataFrame,
+    images: Sequence[Hashable],
+    box: Hashable,
+    box_format: BoxFormat,
+    margin: float,
+    coordinates: Coordinates,
+) -> DataFrame:
+    """Let the references of a pandas or cuDF frame refer to the box of their row.
+
+    A box of a part is relative to it. Boxes that are none set the error of their references.
+    """
+    table = backend_of(frame).to_arrow(frame[[box, *images]])
+    boxes, errors = _boxes(one_chunk(table.column(0)), box_format, margin, coordinates)
+    for place, image in enumerate(images, 1):
+        references = one_chunk(as_references(table.column(place)))
+        cut = _cut(references, boxes, errors, coordinates == "shares")
+        frame = backend_of(frame).with_references(frame, cut, image, None)
+    return frame
+
+
+def cut_boxes(
+    rows: dx.Expr, images: Sequence[Hashable], box: Hashable, *options: object
+) -> dx.Expr:
+    """Lazy `with_boxes`."""
+    names = tuple(images)
+    return MapColumns(rows, with_boxes, names, (*names, box), names, box, *options)
+
+
+def _boxes(
+    column: pa.Array, box_format: BoxFormat, margin: float, coordinates: Coordinates
+) -> tuple[np.ndarray, np.ndarray]:
+    """Top, left, height and width of each row's box, float64 (n, 4), and its error or None.
+
+    Edges in pixels are rounded as Pillow's ``crop`` does, to a pixel at least.
+    """
+    numbers = np.full((len(column), 4), np.nan)
+    column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    if is_any_list(column.type):
+        four = pc.fill_null(pc.equal(pc.list_value_length(column), 4), False)
+        values = column.filter(four).flatten().cast(pa.float64(), safe=False)
+        numbers[four.to_numpy(zero_copy_only=False)] = values.to_numpy(
+            zero_copy_only=False
+        ).reshape(-1, 4)
+    errors = np.full(len(column), None, object)
+    errors[~np.isfinite(numbers).all(axis=1)] = "box: it is not four finite numbers"
+    errors[column.is_null().to_numpy(zero_copy_only=False)] = "box: the row has none"
+    with np.errstate(over="ignore", invalid="ignore"):
+        starts, ends = numbers[:, 1::-1], numbers[:, 3:1:-1]
+        ends = starts + ends if box_format == "xywh" else ends
+        sides = ends - starts
+        starts, ends = starts - margin * sides, ends + margin * sides
+        if coordinates == "pixels":
+            edges = np.rint(starts), np.rint(ends)
+            thin = edges[0] == edges[1]
+            starts = np.where(thin, np.floor(starts), edges[0])
+            ends = np.where(thin, starts + 1, edges[1])
+        found = np.concatenate([starts, ends - starts], axis=1)
+        senseless = ~((sides > 0).all(axis=1) & np.isfinite(found).all(axis=1))
+    for row in np.flatnonzero(senseless & (errors == None)).tolist():  # noqa: E711
+        width, height = sides[row, 1], sides[row, 0]
+        errors[row] = f"box: it is empty, {width:g} wide and {height:g} high"
+    return found, errors
+
+
+def _cut(
+    references: pa.StructArray, boxes: np.ndarray, errors: np.ndarray, in_shares: bool
+) -> pa.StructArray:
+    """References to boxes of the images, or parts, that they refer to."""
+    fields = dict(zip(references.type.names, references.flatten(), strict=True))
+    part = np.stack([_floats(fields[name]) for name in ("top", "left", "height", "width")], axis=1)
+    of_part = ~np.isnan(part[:, 0])
+    of_shares = pc.fill_null(fields["in_shares"], False).to_numpy(zero_copy_only=False)
+    corner, sides = part[:, :2], part[:, 2:]
+    if not in_shares:
+        unknown = "box: in pixels of a part in shares, whose size is not known before its decode"
+        errors = np.where(of_part & of_shares & (errors == None), unknown, errors)  # noqa: E711
+        boxes = np.where(of_part[:, None], boxes + np.pad(corner, ((0, 0), (0, 2))), boxes)
+    else:
+        scaled = boxes * np.tile(sides, 2) + np.pad(corner, ((0, 0), (0, 2)))
+        boxes = np.where(of_part[:, None], scaled, boxes)
+    good = np.array([error is None for error in errors], np.bool_)
+    names = ("top", "left", "height", "width")
+    for name, values in zip(names, boxes.T, strict=True):
+        fields[name] = pa.array(values, pa.float64(), mask=~good)
+    fields["in_shares"] = pa.array(in_shares & (~of_part | of_shares), pa.bool_(), mask=~good)
+    # The error of the image itself comes first.
+    fields["error"] = pc.coalesce(fields["error"], pa.array(errors, pa.string()))
+    return references_of_fields(len(references), fields, references.is_null())
+
+
+def _floats(values: pa.Array) -> np.ndarray:
+    return values.to_numpy(zero_copy_only=False).astype(np.float64)
+
+
+def resolve(
+    reference: ImageReference, picture: int, header: Header, decoding: DecodeSpec
+) -> tuple[Header, Part | None]:
+    """The header of the part of an image that a reference means, and its pixels.
+
+    ``header`` is that of the page of the image, ``picture`` its number among others. For a part
+    that can't be cut out, the header has an error.
+    """
+    if header.error is not None or header.height is None or header.width is None:
+        return header, None
+    shape = header.height, header.width
+    region = _region(reference, shape)
+    inside, error = region.inside(shape), None
+    disjoint = any(
+        start >= edge or start + length <= 0
+        for start, length, edge in zip(region[:2], region[2:4], shape, strict=True)
+    )
+    if disjoint or (decoding.outside == "error" and inside != region):
+        error = (
+            f"box: {region.width} x {region.height} at {region.left}, {region.top} "
+            f"{'lies outside' if disjoint else 'reaches beyond'} the image, which is "
+            f"{header.width} x {header.height}"
+        )
+    elif decoding.outside == "clip":
+        region = inside
+    if error is None and region.height * region.width > decoding.max_pixels:
+        error = too_large(region.height, region.width, decoding.max_pixels)
+    header = header._replace(height=region.height, width=region.width, error=error)
+    return decoding.validated(header), Part(picture, reference.page or 0, shape, region)
+
+
+def _region(reference: ImageReference, shape: tuple[int, int]) -> Region:
+    """The rectangle of a reference in whole pixels of an image of this height and width."""
+    if reference.top is None:
+        return Region(0, 0, *shape)
+    edges = []
+    for start, length, size in (
+        (reference.top, reference.height, shape[0]),
+        (reference.left, reference.width, shape[1]),
+    ):
+        ends = start, start + (length or 0)
+        if reference.in_shares:
+            ends = ends[0] * size, ends[1] * size
+        first, last = (round(round(end, _DECIMALS)) for end in ends)
+        if last <= first:
+            first = int(ends[0] // 1)
+            last = first + 1
+        edges.append((first, last - first))
+    (top, height), (left, width) = edges
+    return Region(top, left, height, width)
