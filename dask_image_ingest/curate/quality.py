@@ -32,28 +32,10 @@ from dask_image_ingest.frames import Backend, image_columns
 from dask_image_ingest.typedefs import AnyFrame, AnySeries, Array, ArrayModule, Series
 
 _LEVEL_SIGNALS = (
-    "dark",
-    "light",
-    "clipped_dark",
-    "clipped_light",
-    "entropy",
-    "contrast",
-    "grayscale",
+    *("dark", "light", "clipped_dark", "clipped_light"),
+    *("entropy", "contrast", "grayscale"),
 )
-
-PIXEL_SIGNALS = (
-    "dark",
-    "light",
-    "clipped_dark",
-    "clipped_light",
-    "blur",
-    "sharpness",
-    "directional_sharpness",
-    "fine_detail",
-    "entropy",
-    "contrast",
-    "grayscale",
-)
+PIXEL_SIGNALS = (*_LEVEL_SIGNALS, "blur", "sharpness", "directional_sharpness", "fine_detail")
 
 # Signals that need no pixels.
 _SHAPE_SIGNALS = ("aspect", "area")

@@ -61,8 +61,6 @@ _SIGNALS = {
     "overlap.distance": (False,),
     "overlap.similarity": (True,),
 }
-# Signals whose histogram has a logarithmic axis.
-_LOGARITHMIC = {"quality.area"}
 _ENDS = {
     "quality.grayscale": (True,),
     "quality.clipped_light": (True,),
@@ -599,7 +597,7 @@ def _histogram(name: str, counts: pd.Series) -> str:
     total = int(counts.sum())
     if not total:
         return columns_chart(name, "no row has a value", {})
-    is_logarithmic = name in _LOGARITHMIC
+    is_logarithmic = name == "quality.area"
     if is_logarithmic:
         counts = counts.set_axis(np.log10(np.maximum(counts.index.to_numpy(), 1)))
     values, share = counts.index.to_numpy(), counts.to_numpy().cumsum() / total

@@ -71,20 +71,15 @@ function watchMarks(root, changed) {
 """
 
 _MARKED = f"""
-<form class="dii-marked-bar" hidden><output></output>
-<a download="marked.json">Save their keys as JSON</a><button type="reset">Unmark all</button></form>
+<div class="dii-marked-bar" hidden><output></output>
+<a download="marked.json">Save their keys as JSON</a></div>
 <script>{_MARK_SCRIPT}
-const bar = document.querySelector(".dii-marked-bar");
-function showMarks(marks) {{
+watchMarks(document.body, marks => {{
+  const bar = document.querySelector(".dii-marked-bar");
   bar.hidden = !marks.length;
   bar.querySelector("output").value = marks.length + " marked";
   const file = new Blob(["[" + marks.join(",\\n ") + "]\\n"], {{ type: "application/json" }});
   bar.querySelector("a").href = URL.createObjectURL(file);
-}}
-watchMarks(document.body, showMarks);
-bar.addEventListener("reset", () => {{
-  for (const box of document.querySelectorAll(".dii-mark")) box.checked = false;
-  showMarks([]);
 }});
 </script>"""
 
@@ -107,11 +102,9 @@ h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; }
 h2 { font-size: 13px; margin: 0 0 2px; }
 .dii-sheet .dii-card { content-visibility: auto;
   contain-intrinsic-size: auto calc(var(--dii-size) + 80px); }
-.dii-marked-bar { position: fixed; inset: auto 16px 16px auto; display: flex; flex-wrap: wrap;
-  gap: 6px 14px; align-items: center; padding: 10px 16px; border-radius: 10px; color: var(--ink);
-  background: var(--ground); border: 1px solid; box-shadow: 0 4px 16px rgb(0 0 0 / .3); }
-.dii-marked-bar[hidden] { display: none; }
-.dii-marked-bar a { color: var(--bar); }
+.dii-marked-bar { position: fixed; inset: auto 16px 16px auto; padding: 10px 16px;
+  border: 1px solid; border-radius: 10px; background: var(--ground); }
+.dii-marked-bar a { color: var(--bar); margin-left: 14px; }
 """
 
 _CHART_STYLE = """
@@ -158,10 +151,7 @@ def refuse_no_page(path: str | os.PathLike[str]) -> None:
 
 
 def page(title: str, body: str, style: str = "") -> str:
-    """Wrap ``body`` into a page, which follows the reader's light or dark color scheme.
-
-    Keys of rows that are marked there can be saved as a JSON file.
-    """
+    """Wrap ``body`` into a page, which follows the reader's light or dark color scheme."""
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -351,8 +341,8 @@ class Card:
         if markable and self.key is not None:
             mark = escape(json.dumps(self.key))
             picture = (
-                f'<label class="dii-picture">{self._picture(first)}<input type="checkbox" '
-                f'class="dii-mark" value="{mark}" aria-label="mark {first}"></label>'
+                f'<label class="dii-picture">{self._picture(first)}<input class="dii-mark" value='
+                f'"{mark}" type="checkbox" autocomplete="off" aria-label="mark {first}"></label>'
             )
         return (
             f'<figure class="dii-card{"" if self.jpeg else " dii-bad"}">{picture}<figcaption>'

@@ -246,13 +246,9 @@ def _displayable(array: np.ndarray) -> np.ndarray:
 def _facts_text(record: dict[str, Any]) -> str:
     height, width, nbytes = (_number(record, name) for name in ("height", "width", "nbytes"))
     size = f"{width} × {height}" if height and width else None
-    shard = record.get("__url__")
-    parts = (
-        size,
-        record.get("format"),
-        None if nbytes is None else _short_bytes(nbytes),
-        shard_name(shard) if isinstance(shard, str) else None,
-    )
+    shard = record["__url__"]
+    shard = shard_name(shard) if isinstance(shard, str) else None
+    parts = (size, record.get("format"), None if nbytes is None else _short_bytes(nbytes), shard)
     return " · ".join(part for part in parts if part and isinstance(part, str))
 
 

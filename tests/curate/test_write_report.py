@@ -306,9 +306,7 @@ def test_the_page_names_its_shards_and_each_picture_its_key_and_shard(curated, m
     assert len(cards) > 30
     for card in cards:
         key = re.search(r'dii-key" title="([^"]*)"', card)[1]
-        assert (
-            json.loads(unescape(re.search(r'type="checkbox"[^>]*value="([^"]*)"', card)[1])) == key
-        )
+        assert json.loads(unescape(re.search(r'class="dii-mark" value="([^"]*)"', card)[1])) == key
         assert re.search(r'dii-facts">[^<]* · ([^<·]+)</span>', card)[1] in shards[key]
 
 
