@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import multiprocessing
 import os
@@ -160,9 +161,10 @@ def test_a_batch_is_whole_when_its_worker_was_killed(ddf):
     held = [next(batches), next(batches)]
     (worker,) = set(multiprocessing.active_children()) - others
     worker.kill()
-    worker.join(SECONDS)
+    with contextlib.suppress(RuntimeError):  # torch's, as soon as the signal comes
+        worker.join(SECONDS)
     assert [int(batch.min()) for batch in held] == [int(batch.max()) for batch in held] == [0, 1]
-    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly|killed by signal"):
         list(batches)
     assert [int(batch.max()) for batch in loader] == list(range(20))
 
