@@ -56,7 +56,8 @@ def test_boxes_have_the_pixels_that_they_have_with_pandas(shard, name):
         for frame in frames
     )
     assert len(ours) > 20
-    loose = 16 if "size" in options else 1  # of a resize at black edges, and of grey
+    # A resize differs as that of a whole picture with such edges does; grey is rounded otherwise.
+    loose = 32 if "size" in options else 1
     for one, other in zip(ours, expected, strict=True):
         assert (one is None) == (other is None)
         if one is not None:
