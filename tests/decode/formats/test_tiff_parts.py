@@ -174,7 +174,8 @@ def test_a_region_of_the_old_form_of_jpeg_is_that_of_the_whole(rng):
         whole = np.asarray(image)
     for region in regions(rng, whole.shape, 9):
         part = decode_region(data, "RGB", LARGEST, region)
-        np.testing.assert_array_equal(part, region.of(whole))
+        np.testing.assert_allclose(part, region.of(whole), rtol=0, atol=1)  # libtiff rounds
+    assert check_parts(rng, data, "old") >= 3
 
 
 @pytest.mark.parametrize("compression", [None, "zlib"])
