@@ -461,13 +461,13 @@ def _origin(reference: ImageReference | None) -> Origin:
     origin = _origin_of_sample(reference)
     if not reference.has_part:
         return origin
-    part = [reference.page or 0, reference.top, reference.left, reference.height, reference.width]
-    seed = zlib.crc32(repr([origin.number, *part, reference.in_shares]).encode())
-    where = f"page {part[0]} of " if part[0] else ""
-    if reference.top is not None:
-        unit = " (shares)" if reference.in_shares else ""
-        where = "the part {4:g} x {3:g} at {2:g}, {1:g}{unit} of ".format(*part, unit=unit) + where
-    return origin._replace(number=seed, name=f"{where}{origin.name}")
+    page, top, left, height, width, in_shares = reference.part
+    name = f"page {page} of {origin.name}" if page else origin.name
+    if top is not None:
+        unit = " (shares)" if in_shares else ""
+        name = f"the part {width:g} x {height:g} at {left:g}, {top:g}{unit} of {name}"
+    seed = zlib.crc32(repr((origin.number, reference.part)).encode())
+    return origin._replace(number=seed, name=name)
 
 
 def _origin_of_sample(reference: ImageReference) -> Origin:

@@ -63,7 +63,7 @@ def check_box(meta: DataFrame, box: Hashable | None, margin: float) -> None:
 
 def with_boxes(
     frame: DataFrame,
-    images: Sequence[Hashable],
+    images: Sequence[str],
     box: Hashable,
     box_format: BoxFormat,
     margin: float,
@@ -82,12 +82,9 @@ def with_boxes(
     return frame
 
 
-def cut_boxes(
-    rows: dx.Expr, images: Sequence[Hashable], box: Hashable, *options: object
-) -> dx.Expr:
+def cut_boxes(rows: dx.Expr, images: tuple[str, ...], box: Hashable, *options: object) -> dx.Expr:
     """Lazy `with_boxes`."""
-    names = tuple(images)
-    return MapColumns(rows, with_boxes, names, (*names, box), names, box, *options)
+    return MapColumns(rows, with_boxes, images, (*images, box), images, box, *options)
 
 
 def _boxes(
