@@ -135,7 +135,7 @@ def tile_grid(
     ``sizes`` are heights and widths, int64 (pictures, 2). A tile is top, left, height and width; a
     picture of unknown size, -1, has one of -1.
     """
-    known: np.ndarray = (sizes > 0).all(axis=1)
+    known = np.asarray((sizes > 0).all(axis=1))
     whole, shared = np.array(size), np.array(overlap)
     step = whole - shared
     if edge == "drop":
