@@ -133,7 +133,11 @@ def check_frame(value: AnyFrame, argument: str = "frame") -> None:
     """Refuse a value that is not a dataframe of pandas, cuDF or Dask with unique columns."""
     library = type(value).__module__.partition(".")[0]
     if library not in ("pandas", "cudf", "dask", "dask_cudf") or getattr(value, "ndim", None) != 2:
-        raise ArgumentError(f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe")
+        of_engine = hasattr(value, "__arrow_c_stream__")
+        hint = ", which from_arrow() makes of a table of another engine" if of_engine else ""
+        raise ArgumentError(
+            f"{argument}={shown(value)}: pass a Dask, pandas or cuDF dataframe{hint}"
+        )
     if not value.columns.is_unique:
         raise ArgumentError(f"{argument}= has two columns of one name")
 

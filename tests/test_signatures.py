@@ -60,6 +60,8 @@ SUBJECTS = {
     IMAGES.show: ["n"],
     IMAGES.encode: ["format"],
     IMAGES.thumbnails: ["size"],
+    IMAGES.tiles: ["size"],
+    IMAGES.pages: [],
 }
 
 

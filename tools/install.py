@@ -56,6 +56,7 @@ def main(extras: str, options: list[str]) -> int:
     log = ENVIRONMENT / "pip.log"
     print(f"Installing dask-image-ingest[{extras}] into {os.path.relpath(ENVIRONMENT)} ...")
     pip = [sys.executable, "-m", "pip", "install", "--disable-pip-version-check", "--no-input"]
+    pip.append("--no-compile")  # half of the time; Python compiles what it imports
     start = monotonic()
     with tempfile.TemporaryDirectory(dir=ENVIRONMENT) as fetched, log.open("w") as out:
         process = subprocess.Popen(
@@ -64,6 +65,7 @@ def main(extras: str, options: list[str]) -> int:
             stderr=subprocess.STDOUT,
             env=os.environ | {"TMPDIR": fetched},
         )
+        fetched_most = 0  # at the end pip removes the files
         while True:
             try:
                 status = process.wait(0.5)
@@ -72,7 +74,8 @@ def main(extras: str, options: list[str]) -> int:
                 if sys.stdout.isatty():
                     seconds = int(monotonic() - start)
                     step = step_of(log.read_text(errors="replace"))
-                    line = f"  {seconds} s, {megabytes_in(Path(fetched))} MB fetched, {step}"
+                    fetched_most = max(fetched_most, megabytes_in(Path(fetched)))
+                    line = f"  {seconds} s, {fetched_most} MB fetched, {step}"
                     print(f"\r{line[:_WIDTH]:{_WIDTH}}", end="", flush=True)
     if sys.stdout.isatty():
         print("\r" + " " * _WIDTH, end="\r")

@@ -779,9 +779,9 @@ class Images(ABC, Generic[Frame, Series]):
     def tiles(
         self,
         size: int | tuple[int, int],
+        *,
         overlap: int | tuple[int, int] = 0,
         edge: Edge = "clip",
-        *,
         image: str | Sequence[str] | None = None,
     ) -> Frame:
         """Make a row for each tile of each image, of a frame of references; nothing is decoded.

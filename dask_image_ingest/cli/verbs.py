@@ -203,7 +203,7 @@ _COLUMNS = ("__key__", "__url__", "offset", "nbytes", "format", "height", "width
 _SIGNALS = {
     "dark": ("quality.dark", False),
     "light": ("quality.light", False),
-    "blurry": ("quality.sharpness", False),
+    "blurry": ("quality.directional_sharpness", False),
     "low_information": ("quality.entropy", False),
     "odd_aspect": ("quality.aspect", False),
     "grayscale": ("quality.grayscale", True),

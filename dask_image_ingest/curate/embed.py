@@ -361,7 +361,8 @@ def classify(
     column
         The column of vectors.
     prompt
-        The text to embed for a class: ``{}`` stands for its name.
+        The text to embed for a class: ``{}`` stands for its name. By default ``"a photograph of
+        cat"`` is embedded for the class ``"cat"``; ``"{}"`` embeds names as they are.
     scale
         Factor of the cosines before the softmax: 100 for CLIP.
 

@@ -196,6 +196,7 @@ Variant = Literal[
 KINDS: tuple[Kind, ...] = ("bytes", "pixels", "pdq")
 PDQ_QUALITY = "fingerprint.pdq_quality"
 THUMBNAIL = "fingerprint.thumbnail"
+_AREA = "quality.area"
 
 
 def column_of(kind: str, variant: str | None = None) -> str:
@@ -247,7 +248,9 @@ def compute_fingerprints(
         ``fingerprint.pixels`` of 32 hexadecimal digits, ``fingerprint.pdq`` and
         ``fingerprint.pdq_mirrored`` ... of 64; and ``fingerprint.pdq_quality``, uint8: 0 to 100,
         below 50 too little detail to compare; and ``fingerprint.thumbnail``, ``list<uint8>`` of
-        1,024 pixels, row by row. Null where there is no image. Lazy if ``frame`` is:
+        1,024 pixels, row by row. Null where there is no image. With ``"pdq"``, a frame without the
+        columns ``height`` and ``width`` also gets ``quality.area``, the pixels of each image, by
+        which :func:`find_duplicates` chooses what stays. Lazy if ``frame`` is:
         hashes that a query does not use are not computed, and filters on other columns run before
         any image is decoded.
 
@@ -289,6 +292,10 @@ def compute_fingerprints(
         outputs |= {column_of("pdq", variant): "string" for variant in variants}
     if "thumbnail" in chosen:
         outputs[THUMBNAIL] = "list<uint8>"
+    if "pdq" in chosen and not (
+        {"height", "width"} <= set(frame.columns) or _AREA in frame.columns
+    ):
+        outputs[_AREA] = "float64"
     if "bytes" in chosen:
         frame = _with_bytes(frame, storage_options)
     if not outputs:
@@ -298,7 +305,7 @@ def compute_fingerprints(
         "compute_fingerprints",
         _pixel_hashes,
         outputs,
-        kinds=tuple(chosen),
+        kinds=(*chosen, *({_AREA} & set(outputs))),
         variants=variants,
     )
 
@@ -315,6 +322,9 @@ def _pixel_hashes(
     groups: Sequence[Array], backend: Backend, kinds: tuple[str, ...], variants: tuple[str, ...]
 ) -> dict[str, Any]:
     columns: dict[str, Any] = {}
+    if _AREA in kinds:
+        areas = np.array([group.shape[1] * group.shape[2] for group in groups for _ in group])
+        columns[_AREA] = backend.numpy.asarray(areas, np.float64)
     if "pixels" in kinds:
         images = [image for group in groups for image in backend.host(group)]
         columns[column_of("pixels")] = [
@@ -343,9 +353,8 @@ def _digest(*parts: Any) -> str:
 
 def _part_digest(digest: str, reference: ImageReference) -> str:
     """The digest of a part of an image, by that of its bytes; of all of it, that one."""
-    part = reference.page or 0, reference.top, reference.left, reference.height, reference.width
     is_whole = not reference.page and reference.top is None
-    return digest if is_whole else _digest(repr((digest, *part, reference.in_shares)).encode())
+    return digest if is_whole else _digest(repr((digest, reference.part)).encode())
 
 
 def _hexadecimal(hashes: Array, backend: Backend) -> list[str]:

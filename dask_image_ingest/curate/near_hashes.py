@@ -217,22 +217,21 @@ def nearest(
     Shapes and sentinels are those of `nearest_kept`.
     """
     wide = look.distance if look else 0
-    best = np.full(len(hashes), NONE)
-    for variant in range(hashes.shape[1]):
-        of_variant = np.ascontiguousarray(hashes[:, variant])
-        equal = first_equal(of_variant)
-        unique = np.flatnonzero(equal < 0)
-        found = np.full(len(hashes), NONE)
-        found[unique], far = nearest_matches(of_variant[unique], others, distance, memory, wide)
-        if look is not None:
-            other, query = far[:, 0], unique[far[:, 1]]
-            other, query = other[found[query] == NONE], query[found[query] == NONE]
-            same = look.are_same(query, other, np.full(len(query), variant))
-            other, query = other[same], query[same]
-            bits = hamming(of_variant[query], others[other])
-            np.minimum.at(found, query, pack(bits, other))
-        best = np.minimum(best, np.where(equal < 0, found, found[equal]))
-    return unpack(best)
+    equal = np.stack([first_equal(hashes[:, v]) for v in range(hashes.shape[1])])
+    found, likely = np.full(equal.shape, NONE), []
+    for variant, of_variant in enumerate(found):
+        unique = np.flatnonzero(equal[variant] < 0)
+        queries = np.ascontiguousarray(hashes[unique, variant])
+        of_variant[unique], far = nearest_matches(queries, others, distance, memory, wide)
+        far = far[of_variant[unique[far[:, 1]]] == NONE]
+        likely.append([far[:, 0], unique[far[:, 1]], np.full(len(far), variant)])
+    if look is not None:
+        # All variants at once: stored thumbnails are read once.
+        pairs = np.concatenate(likely, axis=1)
+        other, query, variant = pairs[:, look.are_same(pairs[1], pairs[0], pairs[2])]
+        bits = hamming(hashes[query, variant], others[other])
+        np.minimum.at(found, (variant, query), pack(bits, other))
+    return unpack(np.where(equal < 0, found, np.take_along_axis(found, equal, axis=1)).min(axis=0))
 
 
 def pack(bits: int | np.ndarray, rows: np.ndarray) -> Any:

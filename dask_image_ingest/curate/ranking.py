@@ -272,11 +272,11 @@ class Ranked:
     thumbnails: Callable[[np.ndarray], np.ndarray] | None = None
 
 
-def with_ranking_columns(frame: AnyFrame, keep: str, by: Kind) -> tuple[Any, list[str]]:
+def with_ranking_columns(frame: AnyFrame, keep: str, by: Kind | None) -> tuple[Any, list[str]]:
     """The frame with the columns that ``keep`` goes by, and their names.
 
-    Signals that are missing are made of the images. Equal images differ in no signal: for other
-    kinds than PDQ, ``"best"`` takes those that the frame has.
+    Signals that are missing are made of the images: for PDQ all, for vectors (None) the area. For
+    the other kinds, of which equal images have one size and one quality, none is.
     """
     if isinstance(keep, str) and keep == "first":
         return frame, []
@@ -284,7 +284,8 @@ def with_ranking_columns(frame: AnyFrame, keep: str, by: Kind) -> tuple[Any, lis
         needed = ["height", "width"]
         signals = ["fine_detail", "grayscale"] if keep == "best" and by == "pdq" else []
         if not set(needed) <= set(frame.columns):
-            signals, needed = ["area", *signals], ["quality.area"]
+            needed = ["quality.area"] if by in ("pdq", None) else []
+            signals += ["area"] if needed else []
         frame = _with_signals(frame, signals)
         if keep == "best":
             needed += [name for name in _BEST if name in frame.columns]
@@ -454,17 +455,17 @@ def _rank_by(table: pa.Table, keep: str) -> list[pa.ChunkedArray]:
         return []
     if keep not in ("best", "largest"):
         return [_as_numbers(table, keep)]
-    if "height" in table.column_names:
-        area = pc.multiply(_as_numbers(table, "height"), _as_numbers(table, "width"))
-    else:
-        area = _as_numbers(table, "quality.area")
+    has, numbers = set(table.column_names), []
+    if "height" in has:
+        numbers = [pc.multiply(_as_numbers(table, "height"), _as_numbers(table, "width"))]
+    elif "quality.area" in has:
+        numbers = [_as_numbers(table, "quality.area")]
     if keep == "largest":
-        return [area]
-    has, numbers = set(table.column_names), [area]
-    if "quality.fine_detail" in has:
+        return numbers
+    if "quality.fine_detail" in has and numbers:
         fine_detail = _as_numbers(table, "quality.fine_detail")
         is_enlarged = pc.fill_null(pc.less(fine_detail, MIN_FINE_DETAIL), False)
-        numbers = [pc.if_else(is_enlarged, pc.multiply(area, _OF_ENLARGED), area)]
+        numbers = [pc.if_else(is_enlarged, pc.multiply(numbers[0], _OF_ENLARGED), numbers[0])]
     if "quality.grayscale" in has:
         numbers.append(pc.less_equal(_as_numbers(table, "quality.grayscale"), MIN_GRAYSCALE))
     if "format" in has:

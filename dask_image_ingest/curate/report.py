@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from dask_image_ingest.arguments import check_frame, check_path, check_storage_options
-from dask_image_ingest.curate.quality import BELOW, MIN_GRAYSCALE
+from dask_image_ingest.curate.quality import BELOW, MAX_CLIPPED_LIGHT, MIN_GRAYSCALE
 from dask_image_ingest.curate.ranking import resolve_identity, row_ids
 from dask_image_ingest.curate.vectors import check_vectors, valid_vectors
 from dask_image_ingest.dask_internals import FrameBase
@@ -26,18 +26,23 @@ from dask_image_ingest.frames import backend_of, image_columns, pandas_type, ref
 from dask_image_ingest.image_counts import reduce_partitions
 from dask_image_ingest.ops import small_images
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
+from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view import (
     Thumbnails,
     columns_chart,
     make_thumbnails,
+    marking_widget,
     page,
     refuse_source,
+    title_of_shards,
     write_page,
 )
 
 _WORST = 12  # images shown of each end of a signal
+_DROPPED = 4  # images shown of each rule
 _GROUPS = 12
-_ROWS_OF_GROUP = 8
+_OPEN_GROUPS = 4  # the others are folded
+_ROWS_OF_GROUP = 4
 _POINTS = 2000  # of the map
 _THUMBNAIL = 120
 _BINS = 24
@@ -56,7 +61,12 @@ _SIGNALS = {
     "overlap.distance": (False,),
     "overlap.similarity": (True,),
 }
-_ENDS = {"quality.grayscale": (True,), "quality.area": (False, True)}
+_ENDS = {
+    "quality.grayscale": (True,),
+    "quality.clipped_light": (True,),
+    "quality.clipped_dark": (True,),
+    "quality.area": (False, True),
+}
 
 # Boolean columns, by name or prefix, and the value with which they drop a row.
 _RULES = {
@@ -75,24 +85,21 @@ _GROUPED = {
 
 # Signal → the threshold of its issue, and whether values above it (True) or below it are bad.
 _THRESHOLDS = {f"quality.{signal}": (least, False) for signal, least in BELOW.values()} | {
-    "quality.grayscale": (MIN_GRAYSCALE, True)
+    "quality.grayscale": (MIN_GRAYSCALE, True),
+    "quality.clipped_light": (MAX_CLIPPED_LIGHT, True),
 }
 
 _STYLE = """
 h2.dii-part { font-size: 17px; margin: 34px 0 4px; }
 h3 { font-size: 13px; margin: 18px 0 8px; }
-.dii-rules { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-.dii-rules th, .dii-rules td { padding: 4px 18px 4px 0; text-align: right; border-bottom:
-  1px solid color-mix(in srgb, currentColor 14%, transparent); }
-.dii-rules th:first-child { text-align: left; }
-.dii-rules tbody th { font-weight: 500; }
-.dii-signal { display: grid; gap: 14px 28px; margin-bottom: 30px; align-items: start;
-  grid-template-columns: minmax(0, 1fr); }
-.dii-signal h3:first-child { margin-top: 0; }
-@media (min-width: 1000px) {
-  .dii-signal { grid-template-columns: minmax(0, 2fr) minmax(0, 3fr); } }
-.dii-signal .dii-sheet { --dii-card: 165px; }  /* four in a row */
-.dii-group { margin-bottom: 18px; }
+.dii-columns { display: grid; gap: 18px 28px; align-items: start; margin: 14px 0;
+  grid-template-columns: repeat(auto-fill, minmax(min(var(--dii-column), 100%), 1fr)); }
+.dii-columns:has(.dii-group) { --dii-column: 520px; }
+.dii-columns:has(.dii-signal) { --dii-column: 330px; }
+.dii-columns section:has(> details[open]) { grid-column: 1 / -1; }
+.dii-group .dii-sheet { --dii-card: 112px; }  /* four in a row */
+.dii-group h3 { margin: 0 0 8px; }
+summary { cursor: pointer; padding: 4px 0; }
 .dii-map { width: 100%; max-width: 820px; height: auto; border-radius: 10px;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dii-map circle { fill: var(--bar); fill-opacity: .55; }
@@ -146,6 +153,10 @@ class ReportPart:
     def _repr_html_(self) -> str:
         return _in_frame(page("Curation", self.html, _STYLE), self.height)
 
+    def widget(self) -> Any:
+        """The part as a widget of a notebook, to mark rows in, as `Thumbnails.widget`."""
+        return marking_widget(self.html, _STYLE)
+
 
 def _in_frame(html: str, height: int) -> str:
     # An iframe keeps the page's style from the rest of the notebook.
@@ -162,9 +173,10 @@ def write_report(
 ) -> Report:
     """Show the results of curation on one HTML page; computed at once.
 
-    The page has a histogram of each signal, red beyond its threshold, with the worst 12 images; how
-    many rows each rule drops; the groups of duplicates with the largest differences, side by side;
-    and a map of the embeddings.
+    The page has how many rows each rule drops, with four of them; the groups of duplicates with the
+    largest differences, side by side; a histogram of each signal, red beyond its threshold, with
+    the worst 12 images; and a map of the embeddings. Rows can be marked there, and their keys saved
+    as a JSON file.
 
     Parameters
     ----------
@@ -246,7 +258,11 @@ def write_report(
         name.partition(".")[0]: (name, _group_rows(frame, name, summary, plan, locations))
         for name in plan.groups
     }
-    shown_rows = [*summary.worst.values(), *(rows for _, rows in grouped.values())]
+    shown_rows = [
+        *summary.worst.values(),
+        *summary.dropped.values(),
+        *(rows for _, rows in grouped.values()),
+    ]
     thumbnails = _RowThumbnails(shown_rows, id_columns, images, storage_options)
     signals = {name: _histogram(name, summary.values[name].sort_index()) for name in plan.signals}
     worst = {name: _worst_part(name, summary, plan, thumbnails) for name in plan.signals}
@@ -254,16 +270,18 @@ def write_report(
         kind: _groups_part(name, rows, summary, thumbnails)
         for kind, (name, rows) in grouped.items()
     }
-    points = summary.points
+    points, shards = summary.points, sorted(summary.shards)
+    title = f"Curation of {title_of_shards(shards)}" if shards else "Curation"
+    source = f" of {len(shards):,} shards, the first {without_secrets(shards[0])}" if shards else ""
     body = (
-        f'<h1>Curation</h1><p class="dii-lead">{summary.rows:,} rows · all rules drop '
-        f"{rules['rows'].iloc[-1]:,}</p>"
-        + _rules_part(rules)
-        + _signals_part(signals, worst)
+        f'<h1>{escape(title)}</h1><p class="dii-lead">{summary.rows:,} rows{escape(source)} · all '
+        f"rules drop {rules['rows'].iloc[-1]:,}</p>"
+        + _rules_part(rules, summary, thumbnails)
         + "".join(groups.values())
+        + _signals_part(signals, worst)
         + (_map_part(points) if points is not None and len(points) > 2 else "")
     )
-    html = page("Curation", body, _STYLE)
+    html = page(title, body, _STYLE)
     if path is not None:
         write_page(path, html)
     return Report(
@@ -332,6 +350,11 @@ class Summary:
         For each signal and end (True: highest), the worst rows, with the signal as ``value``.
     patterns
         For each set of rules, how many rows exactly these drop.
+    dropped
+        For each rule, a random sample of the rows that it drops, with ``order``, the hash they were
+        drawn by.
+    shards
+        URLs of the rows' shards.
     groups
         For each column of groups, a table: ``group``, its farthest ``distance``, and the number of
         its dropped ``rows``.
@@ -344,6 +367,8 @@ class Summary:
     values: dict[str, pd.Series] = field(default_factory=dict)
     worst: dict[tuple[str, bool], pd.DataFrame] = field(default_factory=dict)
     patterns: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    dropped: dict[str, pd.DataFrame] = field(default_factory=dict)
+    shards: set[str] = field(default_factory=set)
     groups: dict[str, pd.DataFrame] = field(default_factory=dict)
     points: pd.DataFrame | None = None
 
@@ -356,6 +381,9 @@ def _summary(frame: DataFrame, plan: ReportPlan) -> Summary:
     table = arrow.to_pandas(types_mapper=pandas_type)
     locations = table[[name for name in names if name not in plan.columns]]
     summary = Summary(rows=len(table))
+    if "__url__" in table:
+        summary.shards = set(table["__url__"].dropna())
+    order = row_ids(arrow, plan.identity)
     for name, ends in plan.signals.items():
         values = pd.Series(table[name].to_numpy(float, na_value=np.nan), table.index)
         values = values[np.isfinite(values)]
@@ -368,8 +396,10 @@ def _summary(frame: DataFrame, plan: ReportPlan) -> Summary:
         for name, drops in plan.rules.items()
     }
     dropped = np.zeros(len(table), bool)
-    for mask in dropped_by.values():
-        dropped |= mask.astype(bool)
+    for name, mask in dropped_by.items():
+        mask = mask.astype(bool)
+        summary.dropped[name] = _drawn(locations[mask].assign(order=order[mask]), _DROPPED)
+        dropped |= mask
     summary.patterns = Counter(
         tuple(name for name, mask in dropped_by.items() if mask[row])
         for row in np.flatnonzero(dropped)
@@ -383,15 +413,23 @@ def _summary(frame: DataFrame, plan: ReportPlan) -> Summary:
     if plan.vectors:
         rows, vectors = valid_vectors(frame, plan.vectors)
         points = pd.DataFrame({"key": table[plan.identity[0]].iloc[rows].astype(str).to_numpy()})
-        points["order"] = row_ids(arrow, plan.identity)[rows]
+        points["order"] = order[rows]
         points["dropped"] = dropped[rows]
         points["vector"] = list(vectors)
-        summary.points = points.nsmallest(_POINTS, "order")
+        summary.points = _drawn(points, _POINTS)
     return summary
+
+
+def _drawn(rows: pd.DataFrame, n: int) -> pd.DataFrame:
+    """A sample of rows, the same for any partitions."""
+    return rows.nsmallest(n, "order")
 
 
 def _merge(parts: list[Summary], plan: ReportPlan) -> Summary:
     summary = Summary(rows=sum(part.rows for part in parts))
+    summary.shards = set().union(*(part.shards for part in parts))
+    for name in plan.rules:
+        summary.dropped[name] = _drawn(pd.concat([p.dropped[name] for p in parts]), _DROPPED)
     for name, ends in plan.signals.items():
         counts = pd.concat([part.values[name] for part in parts])
         summary.values[name] = counts.groupby(level=0).sum()
@@ -405,7 +443,7 @@ def _merge(parts: list[Summary], plan: ReportPlan) -> Summary:
         summary.groups[name] = _merge_groups(groups, largest)
     if plan.vectors:
         points = pd.concat([part.points for part in parts if part.points is not None])
-        summary.points = points.nsmallest(_POINTS, "order")
+        summary.points = _drawn(points, _POINTS)
     return summary
 
 
@@ -467,19 +505,21 @@ def _rules(summary: Summary, plan: ReportPlan) -> pd.DataFrame:
     return table
 
 
-def _rules_part(rules: pd.DataFrame) -> str:
-    if len(rules) == 1:
-        return ""
-    lines = "".join(
-        f"<tr><th>{escape(name)}</th><td>{row.rows:,}</td><td>{row.share:.2%}</td>"
-        f"<td>{f'{row.alone:,}' if name != 'all rules' else ''}</td></tr>"
-        for name, row in zip(rules.index, rules.itertuples(index=False), strict=True)
-    )
-    return (
-        '<h2 class="dii-part">Dropped rows by rule</h2><table class="dii-rules"><thead><tr>'
-        f"<th>rule</th><th>rows</th><th>share</th><th>alone</th></tr></thead><tbody>"
-        f"{lines}</tbody></table>"
-    )
+def _rules_part(rules: pd.DataFrame, summary: Summary, thumbnails: _RowThumbnails) -> str:
+    rules = rules.drop("all rules").sort_values(["rows", "alone"], ascending=False, kind="stable")
+    found = rules[rules["rows"] > 0]
+    parts = [
+        f'<section class="dii-group"><h3>{escape(name)}: {rows:,} rows ({share:.2%}), of which no '
+        f"other rule drops {alone:,}</h3>{thumbnails.sheet(summary.dropped[name])}</section>"
+        for name, rows, share, alone in found.itertuples()
+    ]
+    if idle := rules.index.drop(found.index).tolist():
+        parts.append(f'<p class="dii-lead">Nothing found by {escape(", ".join(idle))}.</p>')
+    return f'<h2 class="dii-part">Dropped rows by rule</h2>{_columns(parts)}' if parts else ""
+
+
+def _columns(parts: list[str]) -> str:
+    return f'<div class="dii-columns">{"".join(parts)}</div>'
 
 
 class _RowThumbnails:
@@ -501,23 +541,27 @@ class _RowThumbnails:
         rows = pd.concat(tables) if tables else pd.DataFrame()
         if not len(rows):
             return
-        names = [name for name in rows.columns if name not in ("value", "group", "distance")]
+        names = [n for n in rows.columns if n not in ("value", "group", "distance", "order")]
         rows = rows[names].drop_duplicates(self._identity).reset_index(drop=True)
         if images is not None:
             for name in self._identity:
                 images = images[images[name].isin(rows[name].unique().tolist())]
             rows = images.compute() if isinstance(images, FrameBase) else images
-        sheet = make_thumbnails(rows, max(len(rows), 1), _THUMBNAIL, identity[:1], storage_options)
+        sheet = make_thumbnails(
+            rows, max(len(rows), 1), _THUMBNAIL, identity[:1], storage_options, key=identity[0]
+        )
         ids = backend_of(rows).to_arrow(rows[self._identity]).to_pandas(types_mapper=pandas_type)
         self._cards = dict(zip(self._ids(ids), sheet.cards, strict=True))
 
-    def sheet(self, rows: pd.DataFrame, captions: list[str]) -> str:
+    def sheet(self, rows: pd.DataFrame, captions: list[str] | None = None) -> str:
         """HTML of the rows' thumbnails, with a caption below each."""
-        cards = [
-            replace(self._cards[id_], texts={**self._cards[id_].texts, "": caption})
-            for id_, caption in zip(self._ids(rows), captions, strict=True)
-        ]
-        return Thumbnails(cards, _THUMBNAIL).html()
+        cards = [self._cards[id_] for id_ in self._ids(rows)]
+        if captions is not None:
+            cards = [
+                replace(card, texts={**card.texts, "": caption})
+                for card, caption in zip(cards, captions, strict=True)
+            ]
+        return Thumbnails(cards, _THUMBNAIL).html(markable=True)
 
     def _ids(self, rows: pd.DataFrame) -> list[tuple[Any, ...]]:
         # -1 for nulls, which are not equal to themselves.
@@ -529,10 +573,11 @@ class _RowThumbnails:
 
 def _signals_part(signals: dict[str, str], worst: dict[str, str]) -> str:
     parts = [
-        f'<section class="dii-signal">{chart}<div>{worst[name]}</div></section>'
+        f'<section class="dii-signal">{chart}<details><summary>worst images</summary>{worst[name]}'
+        "</details></section>"
         for name, chart in signals.items()
     ]
-    return '<h2 class="dii-part">Signals</h2>' + "".join(parts) if parts else ""
+    return f'<h2 class="dii-part">Signals</h2>{_columns(parts)}' if parts else ""
 
 
 def _worst_part(name: str, summary: Summary, plan: ReportPlan, thumbnails: _RowThumbnails) -> str:
@@ -552,6 +597,9 @@ def _histogram(name: str, counts: pd.Series) -> str:
     total = int(counts.sum())
     if not total:
         return columns_chart(name, "no row has a value", {})
+    is_logarithmic = name == "quality.area"
+    if is_logarithmic:
+        counts = counts.set_axis(np.log10(np.maximum(counts.index.to_numpy(), 1)))
     values, share = counts.index.to_numpy(), counts.to_numpy().cumsum() / total
     # The outermost bins are open: a few outliers would leave one bin for all other values.
     low, high = (float(values[np.searchsorted(share, end)]) for end in (0.005, 0.995))
@@ -562,16 +610,17 @@ def _histogram(name: str, counts: pd.Series) -> str:
         if len(bad):
             low, high = min(low, bad.max()), max(high, bad.min(), threshold)
     # Not so narrow that floats don't tell neighbouring edges apart.
-    width = max(_round_width((high - low) / _BINS), 1e-12 * abs(low), 1e-12 * abs(high))
+    least = 0.01 if is_logarithmic else 1e-12 * max(abs(low), abs(high))
+    width = max(_round_width((high - low) / _BINS), least)
     # Align bins with the threshold, so that none is on both sides.
     origin = threshold or 0.0
     numbers = np.arange(np.floor((low - origin) / width), np.floor((high - origin) / width) + 1)
     edges = origin + width * numbers
     bins = np.clip(np.searchsorted(edges, values, "right") - 1, 0, len(edges) - 1)
     heights = np.bincount(bins, counts.to_numpy(), len(edges)).astype(int)
-    labels = _labels(edges)
+    labels = [_short_number(10**edge) for edge in edges] if is_logarithmic else _labels(edges)
     marked: list[str] = []
-    note = f"{total:,} rows"
+    note = f"{total:,} rows" + ("; logarithmic axis" if is_logarithmic else "")
     if threshold is not None:
         bad = edges + width / 2 > threshold if above else edges + width / 2 < threshold
         marked = [label for label, is_bad in zip(labels, bad, strict=True) if is_bad]
@@ -596,6 +645,13 @@ def _labels(edges: np.ndarray) -> list[str]:
         if len(set(labels)) == len(labels):
             return labels
     return [f"{edge:.17g}" for edge in edges]
+
+
+def _short_number(value: float) -> str:
+    """Three digits, with a unit: 126, 12.6k, 1.26M."""
+    value = float(f"{value:.3g}")
+    scale, unit = (1e6, "M") if value >= 1e6 else (1e3, "k") if value >= 1e3 else (1, "")
+    return f"{value / scale:g}{unit}"
 
 
 def _group_rows(
@@ -637,10 +693,12 @@ def _groups_part(
             f'<section class="dii-group"><h3>Group {group}: {dropped[group] + 1:,} rows</h3>'
             f"{thumbnails.sheet(members, captions)}</section>"
         )
+    more = f"<details><summary>{len(parts) - _OPEN_GROUPS} more groups</summary>"
     return (
         f'<h2 class="dii-part">{title}</h2><p class="dii-lead">{len(groups):,} groups; '
         f"{sum(dropped.values()):,} rows are dropped. Shown: the groups with the largest "
-        "differences.</p>" + "".join(parts)
+        f"differences.</p>{_columns(parts[:_OPEN_GROUPS])}"
+        + (f"{more}{_columns(parts[_OPEN_GROUPS:])}</details>" if parts[_OPEN_GROUPS:] else "")
     )
 
 

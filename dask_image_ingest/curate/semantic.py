@@ -259,7 +259,7 @@ def rank_vectors(
     frame: AnyFrame, column: str, keep: str, identity: tuple[str, ...]
 ) -> tuple[Ranked, np.ndarray]:
     """Rows that have a vector, best first, and their unit vectors, float32 (n, d)."""
-    frame, rank_by = with_ranking_columns(frame, keep, "bytes")
+    frame, rank_by = with_ranking_columns(frame, keep, None)
     frame = select_columns(frame, dict.fromkeys([*identity, column, *rank_by]))
     parts = of_partitions(frame, _rows_to_rank, column, keep, identity)
     lengths = {vectors.shape[1] for _, vectors in parts if len(vectors)}

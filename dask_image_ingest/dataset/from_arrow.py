@@ -70,7 +70,7 @@ def from_arrow(table: ArrowTable, *, backend: Literal["cudf", "pandas"] | None =
             "DuckDB; of a lazy query its result, as collect() of Polars gives it"
         )
     try:
-        read = pa.table(table)
+        read = table if isinstance(table, pa.Table) else pa.table(table)
     except (pa.ArrowException, TypeError, ValueError) as error:
         raise ArgumentError(f"table={shown(table)} can't be read as a table: {error}") from error
     if len(set(read.column_names)) < read.num_columns:

@@ -13,6 +13,7 @@ from dask.base import tokenize
 
 from dask_image_ingest.arguments import check_storage_options, shown
 from dask_image_ingest.dask_internals import new_collection
+from dask_image_ingest.dataset.from_arrow import is_arrow_table
 from dask_image_ingest.dataset.plan.scan_node import Dataset
 from dask_image_ingest.dataset.predicates import Filters
 from dask_image_ingest.dataset.read import asked_for, fingerprint_of, read_of
@@ -161,6 +162,11 @@ def read_parquet_images(
     >>> photos[photos.label == 0].images.stack().compute().shape
     (2, 64, 64, 3)
     """
+    if is_arrow_table(paths):
+        raise ArgumentError(
+            f"paths={shown(paths)} is a table in memory: pass it to decode_images, with image= for "
+            "its column of encoded images; or to from_arrow, for a frame to cut into partitions"
+        )
     backend_ = checked_backend(backend, errors, decode)
     storage_options = check_storage_options(storage_options)
     images = parse_images(

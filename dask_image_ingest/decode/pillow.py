@@ -45,7 +45,7 @@ from __future__ import annotations
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import numpy as np
@@ -56,7 +56,6 @@ from dask_image_ingest.decode.decode_spec import Mode
 from dask_image_ingest.decode.formats import (
     SWAPPED,
     BadImage,
-    StoredHeader,
     open_image,
     pillow_errors,
     read_stored_header,
@@ -105,14 +104,21 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int, page: int =
     BadImage
         For every error, of `read_header` or of Pillow.
     """
-    format, stored = _checked_header(data, max_pixels, page)
+    format, stored = read_stored_header(data, page)
+    if stored.error is not None or format is None:
+        raise BadImage.of(stored.error or "not-an-image")
+    height, width = stored.height or 0, stored.width or 0
+    if height * width > max_pixels:
+        raise BadImage.of(too_large(height, width, max_pixels))
     if format == "tiff":
         return _decode_tiff(data, mode, max_pixels, None, page)
     encoded = bytes(data[:])
     if mode in ("labels", "raw"):
         pixels = _stored_values(encoded, format, mode, page)
     else:
-        with _colours(encoded, format, stored, mode, page) as image:
+        # The stored luma; for rare kinds of JPEG libjpeg can't skip the colours.
+        luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
+        with _loaded(encoded, format, _draft_luma if luma else None, page) as image:
             pixels = _converted(image, mode)
             is_png = mode == "RGBA" and format == "png" and not page
             if is_png and (stored_alpha := png_transparency(encoded)):
@@ -151,67 +157,9 @@ def decode_parts(
     Other parameters, and errors, are those of `decode_with_pillow`. The picture is decoded once,
     and is not kept: results are copies. Of a TIFF, what is around the regions is decoded.
     """
-    inside = [region.inside(shape) for region in regions]
-    is_tiff = image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff"
-    if is_tiff:
-        around = Region.around(inside)
-        image = decode_region(data, mode, max_pixels, around, page)
-        shifted = (region.shifted(-around.top, -around.left) for region in inside)
-        pieces = [region.of(image).copy() for region in shifted]
-    elif mode in ("RGB", "L"):
-        pieces = _crops(data, mode, max_pixels, page, shape, inside)
-    else:
-        image = decode_with_pillow(data, mode, max_pixels, page)
-        if image.shape[:2] != shape:
-            raise BadImage("corrupt", "its pixels are not of the size in its header")
-        pieces = [region.of(image).copy() for region in inside]
-    return [
-        np.require(region.shifted(-piece.top, -piece.left).of(pixels), requirements="C")
-        for region, piece, pixels in zip(regions, inside, pieces, strict=True)
-    ]
-
-
-def _crops(
-    data: LazyBytes,
-    mode: Mode,
-    max_pixels: int,
-    page: int,
-    shape: tuple[int, int],
-    regions: Sequence[Region],
-) -> list[np.ndarray]:
-    """Regions, cut out before colours are converted: Pillow takes 4 bytes for a pixel of 3."""
-    format, stored = _checked_header(data, max_pixels, page)
-    height, width, orientation = stored.height or 0, stored.width or 0, stored.orientation
-    with _colours(bytes(data[:]), format, stored, mode, page) as image:
-        upright_shape = (width, height) if orientation in SWAPPED else (height, width)
-        if image.size != (width, height) or upright_shape != shape:
-            raise BadImage("corrupt", "its pixels are not of the size in its header")
-        crops = []
-        for region in regions:
-            top, left, rows, columns, _ = region.stored(shape, orientation)
-            crop = image.crop((left, top, left + columns, top + rows))
-            crops.append(upright(_converted(crop, mode), orientation))
-        return crops
-
-
-def _checked_header(data: LazyBytes, max_pixels: int, page: int) -> tuple[str, StoredHeader]:
-    """Format and header of an image that may be decoded; `BadImage` for others."""
-    format, stored = read_stored_header(data, page)
-    if stored.error is not None or format is None:
-        raise BadImage.of(stored.error or "not-an-image")
-    height, width = stored.height or 0, stored.width or 0
-    if height * width > max_pixels:
-        raise BadImage.of(too_large(height, width, max_pixels))
-    return format, stored
-
-
-def _colours(
-    encoded: bytes, format: str, stored: StoredHeader, mode: Mode, page: int
-) -> AbstractContextManager[Image.Image]:
-    """Decode the colours of an image, or of a JPEG in mode L its stored luma."""
-    # For rare kinds of JPEG libjpeg can't skip the colours.
-    luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
-    return _loaded(encoded, format, _draft_luma if luma else None, page)
+    around = Region.around([region.inside(shape) for region in regions])
+    image = decode_region(data, mode, max_pixels, around, page)
+    return [region.shifted(-around.top, -around.left).of(image).copy() for region in regions]
 
 
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:

@@ -231,6 +231,10 @@ class BatchPlanner:
             self._dali_formats.add("png")
         self._rows_of = {} if images.parts is None else self._joined_rows()
         self._joined = {row for rows in self._rows_of.values() for row in rows[1:]}
+        # Where no batch begins; rows with an error may lie between those of a picture.
+        self._inside = {
+            row for rows in self._rows_of.values() for row in range(rows[0] + 1, rows[-1] + 1)
+        }
         if self._rows_of and decoding.device == "cpu":
             # More is decoded than the rows get: a picture for each thread, or a few small ones.
             self._max_bytes, self._min_images = _BYTES_OF_PICTURES, decode_threads()
@@ -269,7 +273,7 @@ class BatchPlanner:
                 size += around.height * around.width * self.decoding.bytes_per_pixel(header)
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
             is_full = images >= max_images or (images > 0 and nbytes + size > max_bytes)
-            if is_full and row not in self._joined:
+            if is_full and row not in self._inside:
                 yield batch
                 batch, nbytes, max_images = Batch(), 0, self._size
             nbytes += size

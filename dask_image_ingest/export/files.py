@@ -53,11 +53,11 @@ class Options:
     shuffle: int | None
     members: Members
     has_samples: bool  # rows refer to samples or image files; else all members are from columns
-    part: tuple[str, ...]  # columns of the part that each image is; empty: they are whole pictures
     sidecar: bool
     index: bool
     errors: Literal["null", "raise", "drop"]
     row_errors: Literal["raise", "drop"]
+    part: tuple[str, ...] = ()  # columns of the part that each image is; else of whole ones
 
     def refuses(self, reason: str) -> bool:
         """True if the export raises for a row that is rejected for this reason."""
@@ -66,7 +66,7 @@ class Options:
 
     def as_json(self) -> dict[str, Any]:
         """The options as JSON types, for the plan and to compare runs."""
-        return asdict(self) | {"members": self.members.as_json()}
+        return asdict(self) | {"members": self.members.as_json(), "part": [*self.part]}
 
 
 @dataclass(frozen=True)

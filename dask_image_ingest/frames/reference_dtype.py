@@ -90,14 +90,19 @@ class ImageReference(UrlHolder):
     def __hash__(self) -> int:
         # A sample of the bytes is enough; __eq__ compares all.
         sample = None if self.bytes is None else self.bytes[:: 1 + len(self.bytes) // _HASHED_BYTES]
-        fields = self.url, self.version, self.number, self.key, self.offset, self.page
-        fields = *fields, self.top, self.left, self.height, self.width
+        fields = self.url, self.version, self.number, self.key, self.offset, self.part
         return hash((*fields, None if sample is None else sample.hex()))
 
     @property
     def has_part(self) -> bool:
         """True if it refers to a page, or a rectangle, of its image."""
         return self.page is not None or self.top is not None
+
+    @property
+    def part(self) -> tuple[int, float | None, float | None, float | None, float | None, bool]:
+        """The page, from 0, and top, left, height, width and ``in_shares`` of the rectangle."""
+        rectangle = self.top, self.left, self.height, self.width
+        return self.page or 0, *rectangle, bool(self.in_shares)
 
     @property
     def picture(self) -> ImageReference:

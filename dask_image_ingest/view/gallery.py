@@ -209,5 +209,10 @@ def _default_title(frame: AnyFrame) -> str:
     dataset = next(datasets_of(frame.expr), None) if isinstance(frame, FrameBase) else None
     if dataset is None:
         return "Images"
-    first, last = (shard_name(shard.url) for shard in (dataset.shards[0], dataset.shards[-1]))
+    return title_of_shards([shard.url for shard in dataset.shards])
+
+
+def title_of_shards(urls: Sequence[str]) -> str:
+    """The names of the first and the last shard."""
+    first, last = shard_name(urls[0]), shard_name(urls[-1])
     return first if first == last else f"{first} … {last}"

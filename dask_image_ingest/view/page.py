@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -10,7 +11,7 @@ from html import escape
 from os import PathLike
 from typing import Any
 
-from dask_image_ingest.errors import ArgumentError
+from dask_image_ingest.errors import ArgumentError, MissingDependencyError
 from dask_image_ingest.storage.output import PAGE_ADVICE, open_output, translate_write_errors
 
 STYLE = """
@@ -43,6 +44,52 @@ STYLE = """
   text-align: center; overflow: hidden; overflow-wrap: anywhere; font-size: 11.5px;
   border: 1px dashed #d64545; background: rgb(214 69 69 / .1); }
 .dii-sheet .dii-error strong { color: #d64545; font-size: 12.5px; }
+.dii-sheet label.dii-picture { position: relative; cursor: pointer; }
+.dii-sheet .dii-mark { position: absolute; inset: 4px auto auto 4px; margin: 0;
+  width: 18px; height: 18px; }
+.dii-sheet .dii-card:has(:checked) { outline: 3px solid #d64545; }
+.dii-sheet .dii-card:has(:focus-visible) { outline: 3px solid #3b7dd8; }
+"""
+
+# A mark is the JSON of its row's key. All pictures of a row are marked together.
+_MARK_SCRIPT = """
+function watchMarks(root, changed) {
+  const boxes = () => [...root.querySelectorAll(".dii-mark")];
+  root.addEventListener("change", event => {
+    for (const box of boxes())
+      if (box.value === event.target.value) box.checked = event.target.checked;
+    changed([...new Set(boxes().filter(box => box.checked).map(box => box.value))]);
+  });
+  root.addEventListener("keydown", event => {
+    const step = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    const seen = boxes().filter(box => box.offsetParent), at = seen.indexOf(event.target);
+    if (!step || at < 0) return;
+    event.preventDefault();
+    seen[at + step]?.focus();
+  });
+}
+"""
+
+_MARKED = f"""
+<div class="dii-marked-bar" hidden><output></output>
+<a download="marked.json">Save their keys as JSON</a></div>
+<script>{_MARK_SCRIPT}
+watchMarks(document.body, marks => {{
+  const bar = document.querySelector(".dii-marked-bar");
+  bar.hidden = !marks.length;
+  bar.querySelector("output").value = marks.length + " marked";
+  const file = new Blob(["[" + marks.join(",\\n ") + "]\\n"], {{ type: "application/json" }});
+  bar.querySelector("a").href = URL.createObjectURL(file);
+}});
+</script>"""
+
+_WIDGET_SCRIPT = """
+export default { render({ model, el }) {
+  el.innerHTML = model.get("sheet");
+  for (const box of el.querySelectorAll(".dii-mark"))
+    box.checked = model.get("marks").includes(box.value);
+  watchMarks(el, marks => { model.set("marks", marks); model.save_changes(); });
+} };
 """
 
 _PAGE_STYLE = """
@@ -55,6 +102,9 @@ h1 { font-size: 22px; margin: 0 0 2px; overflow-wrap: anywhere; }
 h2 { font-size: 13px; margin: 0 0 2px; }
 .dii-sheet .dii-card { content-visibility: auto;
   contain-intrinsic-size: auto calc(var(--dii-size) + 80px); }
+.dii-marked-bar { position: fixed; inset: auto 16px 16px auto; padding: 10px 16px;
+  border: 1px solid; border-radius: 10px; background: var(--ground); }
+.dii-marked-bar a { color: var(--bar); margin-left: 14px; }
 """
 
 _CHART_STYLE = """
@@ -106,8 +156,31 @@ def page(title: str, body: str, style: str = "") -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{escape(title)}</title><style>{STYLE}{_PAGE_STYLE}{_CHART_STYLE}{style}</style></head>"
-        f"<body>{body}</body></html>\n"
+        f"<body>{body}{_MARKED}</body></html>\n"
     )
+
+
+def marking_widget(sheet: str, style: str = "") -> Any:
+    """An ``anywidget.AnyWidget`` of some HTML: ``marked`` is the list of keys that are marked."""
+    try:
+        import anywidget
+        import traitlets
+    except ImportError as error:
+        raise MissingDependencyError(
+            "a widget needs anywidget: pip install 'dask-image-ingest[widget]'"
+        ) from error
+
+    class MarkingWidget(anywidget.AnyWidget):  # type: ignore[misc]  # has no types
+        _esm = _MARK_SCRIPT + _WIDGET_SCRIPT
+        _css = STYLE + _CHART_STYLE + style
+        sheet = traitlets.Unicode().tag(sync=True)
+        marks = traitlets.List(traitlets.Unicode()).tag(sync=True)
+
+        @property
+        def marked(self) -> list[Any]:
+            return [json.loads(mark) for mark in self.marks]
+
+    return MarkingWidget(sheet=sheet)
 
 
 def columns_chart(
@@ -223,15 +296,30 @@ class Thumbnails:
         """The same sheet below some HTML, such as charts."""
         return Thumbnails(self.cards, self._size, above)
 
-    def html(self) -> str:
-        """HTML of the sheet, without its style."""
-        cards = "".join(card.html() for card in self.cards) or "<p>No rows.</p>"
+    def html(self, markable: bool = False) -> str:
+        """HTML of the sheet, without its style; with a box to mark each row that has a key."""
+        cards = "".join(card.html(markable) for card in self.cards) or "<p>No rows.</p>"
         return f'<div class="dii-sheet" style="--dii-size: {self._size}px">{cards}</div>'
+
+    def widget(self) -> Any:
+        """The sheet as a widget of a notebook, to mark rows in.
+
+        Returns
+        -------
+        anywidget.AnyWidget
+            ``marked`` is the list of the keys of the rows that are marked now.
+
+        Raises
+        ------
+        MissingDependencyError
+            If anywidget is not installed, which the extra ``widget`` brings.
+        """
+        return marking_widget(self._above + self.html(markable=True))
 
     def save(self, path: str | PathLike[str], title: str | None = None) -> None:
         """Write the sheet as an HTML page that needs no other file; ``title`` is its heading."""
         heading = "" if title is None else f"<h1>{escape(title)}</h1>"
-        write_page(path, page(title or "Images", heading + self._above + self.html()))
+        write_page(path, page(title or "Images", heading + self._above + self.html(markable=True)))
 
 
 @dataclass(frozen=True)
@@ -242,15 +330,22 @@ class Card:
     shape: tuple[int, int] | None  # to show the JPEG at: height, width
     error: str | None
     texts: dict[Any, str]  # by column; the first is the title
-    facts: str  # size and format, in words
+    facts: str  # size, format and shard, in words
+    key: str | int | None = None  # names the row where it is marked
 
-    def html(self) -> str:
+    def html(self, markable: bool = False) -> str:
         """The card as a ``figure`` element."""
         names = list(self.texts)
         first = escape(self.texts[names[0]]) if names else ""
+        picture = f'<div class="dii-picture">{self._picture(first)}</div>'
+        if markable and self.key is not None:
+            mark = escape(json.dumps(self.key))
+            picture = (
+                f'<label class="dii-picture">{self._picture(first)}<input class="dii-mark" value='
+                f'"{mark}" type="checkbox" autocomplete="off" aria-label="mark {first}"></label>'
+            )
         return (
-            f'<figure class="dii-card{"" if self.jpeg else " dii-bad"}">'
-            f'<div class="dii-picture">{self._picture(first)}</div><figcaption>'
+            f'<figure class="dii-card{"" if self.jpeg else " dii-bad"}">{picture}<figcaption>'
             + (f'<span class="dii-key" title="{first}">{first}</span>' if names else "")
             + (f'<span class="dii-facts">{escape(self.facts)}</span>' if self.facts else "")
             + "".join(_text(name, self.texts[name]) for name in names[1:])

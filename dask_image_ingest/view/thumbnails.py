@@ -41,6 +41,7 @@ from dask_image_ingest.decode import LARGEST_SIZE, MAX_PIXELS, DecodeSpec, make_
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import backend_of, image_columns, pandas_type
 from dask_image_ingest.ops import encode, small_images
+from dask_image_ingest.storage import shard_name
 from dask_image_ingest.typedefs import AnyFrame, DataFrame
 from dask_image_ingest.url_secrets import without_secrets
 from dask_image_ingest.view.page import Card, Thumbnails
@@ -132,8 +133,12 @@ def make_thumbnails(
     *,
     image: str | None = None,
     mask: str | None = None,
+    key: str = "__key__",
 ) -> Thumbnails:
-    """Thumbnails of the first ``n`` rows; of `spread_rows` with the ``lengths`` of partitions."""
+    """Thumbnails of the first ``n`` rows; of `spread_rows` with the ``lengths`` of partitions.
+
+    ``key`` is the column by whose values rows are marked, if the frame has it.
+    """
     if columns is None:
         columns = [name for name in frame.columns if name == "__key__"]
     columns = column_names([columns] if isinstance(columns, str) else columns, frame.columns)
@@ -150,7 +155,7 @@ def make_thumbnails(
     # Images and their errors are shown in the place of the thumbnail, not as text.
     not_text = {*image_columns(frame), *(("image", "error") if has_locations else ())}
     texts = [name for name in columns if name not in not_text]
-    facts = [image_field(image, name) for name in (*_HEADER, "error")]
+    facts = [*(image_field(image, name) for name in (*_HEADER, "error")), "__url__", key]
     facts = [name for name in facts if name in frame.columns and name not in not_text]
     images = [] if has_locations else [image, *({mask} - {None})]
     needed = list(dict.fromkeys([*texts, *facts, *images]))
@@ -166,7 +171,7 @@ def make_thumbnails(
     rows = rows if mask is None else rows.drop(columns=mask)
     if decodes is None:
         rows = small_images(rows, image, size, "longer", smooth=True)
-    return Thumbnails(_cards(rows, texts, facts, size, masks, image), size)
+    return Thumbnails(_cards(rows, texts, facts, size, masks, image, key), size)
 
 
 def _simplify(frame: AnyFrame) -> AnyFrame:
@@ -181,6 +186,7 @@ def _cards(
     size: int,
     masks: list[Any] | None,
     image: str,
+    key: str,
 ) -> list[Card]:
     backend = backend_of(rows)
     arrays = [array if array is None else backend.host(array) for array in rows.images.arrays()]
@@ -197,9 +203,13 @@ def _cards(
     for row, array in enumerate(arrays):
         record = {name: column[row] for name, column in zip(names, values, strict=True)}
         facts_of_image = {name: record.get(image_field(image, name)) for name in _HEADER}
+        facts_of_image["__url__"] = record.get("__url__")
         error = record.get(image_field(image, "error")) or record.get("error")
         texts_of_row = {name: without_secrets(_value_text(record[name])) for name in texts}
-        cards.append(_card(array, facts_of_image, error, texts_of_row, size))
+        mark = record.get(key)
+        if not isinstance(mark, (str, int)) or without_secrets(str(mark)) != str(mark):
+            mark = None
+        cards.append(_card(array, facts_of_image, error, texts_of_row, size, mark))
     return cards
 
 
@@ -209,6 +219,7 @@ def _card(
     error: str | None,
     texts: dict[str, str],
     size: int,
+    key: str | int | None,
 ) -> Card:
     error = error or (None if array is not None else "missing: no image")
     shape = None
@@ -223,6 +234,7 @@ def _card(
         error=error,
         texts=texts,
         facts=_facts_text(record),
+        key=key,
     )
 
 
@@ -234,7 +246,9 @@ def _displayable(array: np.ndarray) -> np.ndarray:
 def _facts_text(record: dict[str, Any]) -> str:
     height, width, nbytes = (_number(record, name) for name in ("height", "width", "nbytes"))
     size = f"{width} × {height}" if height and width else None
-    parts = (size, record.get("format"), None if nbytes is None else _short_bytes(nbytes))
+    shard = record["__url__"]
+    shard = shard_name(shard) if isinstance(shard, str) else None
+    parts = (size, record.get("format"), None if nbytes is None else _short_bytes(nbytes), shard)
     return " · ".join(part for part in parts if part and isinstance(part, str))
 
 

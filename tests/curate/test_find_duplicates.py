@@ -7,9 +7,11 @@ import dask
 import dask.dataframe as dd
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from counted import work  # noqa: F401
 from hashes import brute, clusters, flipped, random_hashes
+from photo_shards import encode
 from PIL import Image, ImageDraw, ImageFilter
 
 import dask_image_ingest as dii
@@ -542,12 +544,36 @@ def test_wrong_arguments_are_refused(collection):
             find_duplicates(collection[0], **arguments)
 
 
+@pytest.mark.parametrize("lazy", [False, True])
+def test_the_larger_stays_of_images_decoded_from_bytes_that_have_no_shapes(photos, lazy):
+    rows = []
+    for number, photo in enumerate(photos[:3]):
+        image = Image.fromarray(photo.pixels)
+        for name, of in (("z", image), ("a", image.resize([side // 2 for side in image.size]))):
+            rows.append((f"{number}-{name}", encode(of, "png")))
+    files = pd.DataFrame(rows, columns=["name", "png"])
+    files["png"] = files["png"].astype(pd.ArrowDtype(pa.binary()))
+    frame = dd.from_pandas(files, npartitions=2) if lazy else files
+    images = dii.decode_images(frame, image={"image": "png"})
+    hashed = compute_fingerprints(images, ["pdq", "pixels"]).drop(columns="image")
+    for found in (images, hashed):
+        for keep in ("best", "largest"):
+            table = find_duplicates(found, keep=keep, identity="name")[["name", "duplicate.keep"]]
+            table = table.compute() if lazy else table
+            kept = table["name"][table["duplicate.keep"].astype(bool)]
+            assert sorted(kept) == ["0-z", "1-z", "2-z"]
+    equal = find_duplicates(hashed.drop(columns="quality.area"), by="pixels", identity="name")
+    equal = equal[["duplicate.keep"]]
+    assert (equal.compute() if lazy else equal)["duplicate.keep"].all()
+
+
 def test_a_frame_without_what_it_needs_is_refused(collection, random):
     ddf, _ = collection
     with pytest.raises(dii.ArgumentError, match="no column '__key__'"):
         find_duplicates(ddf.drop(columns="__key__"))
+    hashed = compute_fingerprints(ddf, ["pdq"]).drop(columns=["height", "width", "image"])
     with pytest.raises(dii.ArgumentError, match="neither images nor the columns 'height' and 'wi"):
-        find_duplicates(ddf.drop(columns=["height", "width", "image"]), by="bytes")
+        find_duplicates(hashed)
     with pytest.raises(dii.ArgumentError, match="test= has no column '__url__'"):
         find_overlaps(ddf, ddf.drop(columns="__url__"))
     table = table_of(random_hashes(random, 3))

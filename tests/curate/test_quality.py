@@ -103,6 +103,63 @@ def test_sharpness_is_the_variance_of_the_laplacian(photos):
         assert signals(image)["sharpness"] == pytest.approx(edges.var(), rel=0.01 if whole else 0.5)
 
 
+def test_directional_sharpness_is_the_least_of_second_derivatives(photos):
+    for photo in photos:
+        gray = np.asarray(Image.fromarray(photo.pixels).convert("L"), float)
+        whole = min(gray.shape) <= 64
+        y, x = np.gradient(gray)
+        scale = (x[1:-1, 1:-1] ** 2 + y[1:-1, 1:-1] ** 2).mean() / 2 + 5
+        by_axis = [(np.diff(gray, 2, axis=axis)[1:-1, 1:-1] ** 2).mean() / scale for axis in (0, 1)]
+        found = signals(photo.pixels)["directional_sharpness"]
+        # Two of the 16 directions; a taller image is measured in bands of rows.
+        assert 0 < found <= min(by_axis) * (1.01 if whole else 1.5)
+
+
+@pytest.mark.parametrize("angle", [0, 30, 45, 90, 135])
+def test_what_moved_is_blurry_in_any_direction_and_a_drawing_is_not(angle):
+    blurry = []
+    for name in ("astronaut", "coffee", "motorcycle_left", "chelsea"):
+        photo = skimage_photo(name)
+        photo.thumbnail((500, 500))
+        steps = np.linspace(-10, 10, 41)
+        shifts = [(np.cos(np.radians(angle)) * s, np.sin(np.radians(angle)) * s) for s in steps]
+        moved = [
+            photo.transform(
+                photo.size, Image.Transform.AFFINE, (1, 0, x, 0, 1, y), Image.Resampling.BILINEAR
+            )
+            for x, y in shifts
+        ]
+        mean = np.mean([np.asarray(each)[12:-12, 12:-12] for each in moved], axis=0)
+        blurry += [signals(photo), signals(Image.fromarray(mean.astype(np.uint8)))]
+    rows, columns = np.mgrid[:300, :400]
+    along = np.cos(np.radians(angle)) * columns + np.sin(np.radians(angle)) * rows
+    blurry.append(signals(Image.fromarray((along // 20 % 2 * 255).astype(np.uint8)).convert("RGB")))
+    found = find_issues(pd.DataFrame(blurry).add_prefix("quality."))["issue.blurry"]
+    assert found.tolist() == [False, True] * 4 + [False]
+
+
+def test_clipped_pixels_are_counted_but_not_paper_ink_and_pure_colours():
+    picture = np.full((100, 100, 3), 120, np.uint8)
+    picture[:20] = 255, 250, 90  # light
+    picture[20:30] = 140, 0, 60  # dark
+    for number, colour in enumerate([(255,) * 3, (0,) * 3, (255, 0, 0), (0, 255, 255)]):
+        picture[30 + number] = colour
+    found = signals(picture)
+    assert found["clipped_light"] == pytest.approx(0.2)
+    assert found["clipped_dark"] == pytest.approx(0.1)
+    assert signals(picture[..., 0])["clipped_light"] == 0
+    over = skimage_photo("coffee").point(lambda level: min(level * 2.5, 255))
+    found = find_issues(pd.DataFrame([signals(over)]).add_prefix("quality."))
+    assert found["issue.light"].tolist() == [True]
+
+
+def test_light_of_a_chart_is_that_of_nearly_its_share_of_ink(random):
+    for share in (0.04, 0.045, 0.055, 0.06):
+        page = np.full(700 * 900, 255, np.uint8)
+        page[random.permutation(len(page))[: int(share * len(page))]] = 0
+        assert signals(page.reshape(700, 900))["light"] == (0 if share < 0.05 else 1)
+
+
 def test_what_is_blurred_is_blurry_and_what_is_sharp_is_not(random):
     for name in ("astronaut", "coffee", "motorcycle_left", "chelsea"):
         photo = skimage_photo(name)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 import re
 import shutil
 import subprocess
+from html import unescape
 
 import dask.dataframe as dd
 import numpy as np
@@ -14,7 +16,7 @@ import pandas as pd
 import pytest
 from counted import work  # noqa: F401  a fixture
 from embeddings import table_of, topics
-from html_page import EVIL, Page, write_bad_photos
+from html_page import EVIL, SCRIPTS, Page, write_bad_photos
 from PIL import Image
 
 import dask_image_ingest as dii
@@ -93,8 +95,7 @@ def test_rules_are_counted_as_pandas_counts_them(curated, made):
 def test_the_worst_of_each_signal_are_shown(curated, made):
     table = curated[["__key__", "quality.blur", "quality.grayscale"]].compute()
     for name, lowest in (("quality.blur", True), ("quality.grayscale", False)):
-        part = made[1].partition(f"<h2>{name}</h2>")[2].partition("</section></section>")[0]
-        part = part.partition('class="dii-sheet"')[2].partition("<section")[0]
+        part = made[1].partition(f"<h2>{name}</h2>")[2].partition("</details>")[0]
         keys = re.findall(r'<span class="dii-key" title="([^"]*)"', part)
         ordered = table.sort_values([name, "__key__"], ascending=[lowest, True])
         values = ordered[name][:12].round(4).tolist()
@@ -132,7 +133,7 @@ def test_groups_stand_side_by_side_with_their_distances(curated, made):
 
 def test_the_page_needs_no_other_file_and_its_pictures_are_whole(made):
     page = Page(made[1])
-    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert not {"link", "iframe"} & set(page.tags)
     sources = page.sources()
     assert {source[:23] for source in sources} == {"data:image/jpeg;base64,"}
     for source in sources:
@@ -189,7 +190,7 @@ def test_what_comes_from_the_web_is_shown_and_not_believed(photos, tmp_path):
     write_report(judged, tmp_path / "out.html")
     html = (tmp_path / "out.html").read_text()
     page = Page(html)
-    assert "script" not in page.tags
+    assert page.scripts == SCRIPTS
     assert {name for _, name, _ in page.attributes if name.startswith("on")} == set()
     assert EVIL in page.text
     assert EVIL not in html
@@ -207,7 +208,7 @@ def test_bins_left_of_a_threshold_are_red_and_none_has_both_sides():
 
 
 def test_the_few_beyond_a_threshold_are_red_too():
-    for name in ["quality.dark", "quality.sharpness", "quality.grayscale"]:
+    for name in ["quality.dark", "quality.directional_sharpness", "quality.grayscale"]:
         for bad in [1, 2, 30]:
             threshold, above = _THRESHOLDS[name]
             good = (
@@ -229,10 +230,24 @@ def test_histograms_of_few_values_have_all_of_them():
 
 
 def test_edges_of_bins_are_round_and_short():
-    areas = pd.Series(np.random.default_rng(4).uniform(1e4, 4e6, 900).round())
-    html = _histogram("quality.area", areas.value_counts().sort_index())
+    values = pd.Series(np.random.default_rng(4).uniform(1e4, 4e6, 900).round())
+    html = _histogram("score", values.value_counts().sort_index())
     edges = re.findall(r"<title>([^:]+): ", html)
     assert edges[:4] == ["0.0M", "0.2M", "0.4M", "0.6M"]
+
+
+def test_areas_have_a_logarithmic_axis():
+    random = np.random.default_rng(4)
+    for areas in (10 ** random.uniform(3, 8, 900), [1e6] * 9, [0.0, 1.0, 1e9], [1e6, 1e6 + 1]):
+        areas = pd.Series(areas).round()
+        html = _histogram("quality.area", areas.value_counts().sort_index())
+        bins = re.findall(r"<title>([\d.]+)([kM]?): (\d+)</title>", html)
+        assert sum(int(count) for *_, count in bins) == len(areas)
+        units = {"": 1, "k": 1e3, "M": 1e6}
+        edges = np.array([float(edge) * units[unit] for edge, unit, _ in bins])
+        steps = edges[1:] / edges[:-1]
+        assert np.allclose(steps, np.median(steps), rtol=0.02) if len(steps) else True
+        assert "logarithmic" in html
 
 
 def test_a_text_column_called_as_a_score_is_no_signal(collection):
@@ -280,6 +295,44 @@ def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
         write_report(frame.drop(columns=["image"]), identity="name")
 
 
+def test_the_page_names_its_shards_and_each_picture_its_key_and_shard(curated, made):
+    assert "<h1>Curation of again-000.tar … photos-002.tar</h1>" in made[1]
+    assert "4 shards" in made[1]
+    shard_of = curated[["__key__", "__url__"]].compute()
+    shards = shard_of.groupby("__key__")["__url__"].agg(
+        lambda urls: {u.rpartition("/")[2] for u in urls}
+    )
+    cards = made[1].split('<figure class="dii-card')[1:]
+    assert len(cards) > 30
+    for card in cards:
+        key = re.search(r'dii-key" title="([^"]*)"', card)[1]
+        assert json.loads(unescape(re.search(r'class="dii-mark" value="([^"]*)"', card)[1])) == key
+        assert re.search(r'dii-facts">[^<]* · ([^<·]+)</span>', card)[1] in shards[key]
+
+
+def test_rules_that_drop_most_come_first_with_some_of_their_rows(curated, made):
+    table = curated[
+        ["__key__", *(name for name in made[0].rules.index if name in curated)]
+    ].compute()
+    part = section(made[1], "Dropped rows by rule")
+    shown = part.split('<section class="dii-group">')[1:]
+    counts = made[0].rules["rows"].drop("all rules")
+    assert len(shown) == (counts > 0).sum() > 2
+    found = []
+    for each in shown:
+        name, rows = re.search(r"<h3>([\w.]+): ([\d,]+) rows", each).groups()
+        drops = not name.endswith(".keep")
+        dropped = table["__key__"][(table[name].fillna(not drops) == drops).to_numpy(bool)]
+        keys = re.findall(r'dii-key" title="([^"]*)"', each)
+        assert int(rows) == counts[name] == len(dropped)
+        assert len(keys) == min(4, len(dropped))
+        assert set(keys) <= set(dropped)
+        found.append(int(rows))
+    assert found == sorted(found, reverse=True)
+    for name in counts.index[counts == 0]:
+        assert name in part.partition("Nothing found by")[2]
+
+
 def test_a_column_of_vectors_that_is_not_there_is_refused(curated):
     with pytest.raises(dii.ArgumentError, match="no column 'nope'"):
         write_report(curated, column="nope")
@@ -320,3 +373,32 @@ def test_a_browser_shows_the_page(made, tmp_path):
     )  # fmt: skip
     pixels = np.asarray(Image.open(shot).convert("RGB"))
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 1000
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+def test_marked_keys_leave_the_page_as_json(made, collection, tmp_path):
+    mark = """<script>
+    const boxes = [...document.querySelectorAll(".dii-mark")], first = boxes[0];
+    first.click();
+    boxes.find(box => box.value !== first.value).click();
+    fetch(document.querySelector("[download]").href).then(file => file.text()).then(text => {
+      const checked = boxes.filter(box => box.checked).length;
+      document.body.textContent = text + "|" + [first.value, checked];
+    });
+    </script></body>"""
+    (tmp_path / "report.html").write_text(made[1].replace("</body>", mark))
+    dumped = subprocess.run(
+        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--virtual-time-budget=5000",
+         "--dump-dom", (tmp_path / "report.html").as_uri()],
+        check=True, capture_output=True, text=True, timeout=280,
+    ).stdout  # fmt: skip
+    text, _, rest = Page(dumped).text.rpartition("|")
+    marked = json.loads(text[text.rindex('["') :])
+    assert len(marked) == 2
+    assert json.loads(rest.split(",")[0]) == marked[0]
+    assert int(rest.split(",")[1]) == sum(
+        made[1].count(f'value="&quot;{key}&quot;"') for key in marked
+    )
+    chosen = collection[collection["__key__"].isin(marked)]["__key__"].compute()
+    assert set(chosen) == set(marked)

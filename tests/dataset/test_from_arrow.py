@@ -168,3 +168,11 @@ def test_columns_of_types_that_no_read_has_are_left_out_and_named():
     table = pa.table({"a": [1], "m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int32()))})
     with pytest.warns(UserWarning, match="'m'"):
         assert list(dii.from_arrow(table, backend="pandas").columns) == ["a"]
+
+
+def test_calls_that_take_files_or_frames_say_what_makes_a_frame_of_a_table():
+    table = pa.table({"image": pa.array([b"x"])})
+    with pytest.raises(ArgumentError, match=r"decode_images.*from_arrow"):
+        dii.read_parquet_images(table)
+    with pytest.raises(ArgumentError, match="from_arrow"):
+        dii.curate.find_duplicates(table)

@@ -35,7 +35,9 @@ def test_rows_and_pixels_of_tiles_are_those_of_pandas(shard, kind, lazy):
         refs = dii.read_webdataset_images(shard, decode=False, backend=backend)
         refs = refs if lazy else refs.compute()
         tiles = (
-            refs.images.pages() if kind == "pages" else refs.images.tiles(90, 10).images.tiles(50)
+            refs.images.pages()
+            if kind == "pages"
+            else refs.images.tiles(90, overlap=10).images.tiles(50)
         )
         tiles = tiles[tiles["part.top"] < 150]
         decoded = dii.decode_images(tiles)

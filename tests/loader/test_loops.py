@@ -89,7 +89,7 @@ def test_workers_that_are_no_forks_have_the_same_loops(ddf, context):
     assert loader.dataset.position_after(2).row == 6
 
 
-@pytest.mark.parametrize("workers", WORKERS, ids=str)
+@pytest.mark.parametrize("workers", [NONE, SOME], ids=str)
 def test_a_state_is_that_of_the_batches_that_were_taken_for_any_workers(ddf, workers):
     epochs = [whole(None, ddf, epoch) for epoch in range(2)]
     states, loader = [], dataloader(ddf, **workers)
@@ -99,9 +99,9 @@ def test_a_state_is_that_of_the_batches_that_were_taken_for_any_workers(ddf, wor
     assert [state["position"][:2] for state in states[1:]] == [
         [1, min(3 * done, 20)] for done in range(1, 8)
     ]
-    for done in (0, 2, 6):
+    for done in (1, 6):
         state = json.loads(json.dumps(states[done + 1]))
-        for others in (NONE, SOME, LASTING):
+        for others in (NONE, LASTING):
             loader = dataloader(ddf, **others)
             keys(loader)  # workers of an earlier loop, with which it has nothing to do
             loader.load_state_dict(state)

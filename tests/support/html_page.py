@@ -7,6 +7,8 @@ from pathlib import Path
 
 from photo_shards import Photo, write_tar
 
+from dask_image_ingest.view import page
+
 EVIL = '<script>alert(1)</script><img src=x onerror="alert(2)">" onmouseover=\'alert(3)\' &amp;'
 
 
@@ -15,7 +17,7 @@ class Page(HTMLParser):
 
     def __init__(self, html):
         super().__init__()
-        self.tags, self.attributes, self.text = [], [], ""
+        self.tags, self.attributes, self.text, self.scripts = [], [], "", []
         self.feed(html)
 
     def handle_starttag(self, tag, attrs):
@@ -23,10 +25,17 @@ class Page(HTMLParser):
         self.attributes += [(tag, *attr) for attr in attrs]
 
     def handle_data(self, data):
-        self.text += data
+        if self.tags and self.tags[-1] == "script" and self.cdata_elem == "script":
+            self.scripts.append(data)
+        else:
+            self.text += data
 
     def sources(self):
         return [value for _, name, value in self.attributes if name == "src"]
+
+
+#: The script of each page, by which rows are marked: there is no other.
+SCRIPTS = Page(page("", "")).scripts
 
 
 def write_bad_photos(photos: list[Photo], folder: Path) -> Path:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from counted import work  # noqa: F401  a fixture
 from dying import dies, moments
-from html_page import EVIL, Page, write_bad_photos
+from html_page import EVIL, SCRIPTS, Page, write_bad_photos
 from photo_shards import write_photo_shards
 from PIL import Image
 from witnesses import contents
@@ -48,7 +48,7 @@ def test_what_comes_from_the_web_is_shown_and_not_believed(bad, tmp_path):
     dii.gallery(ddf, tmp_path / "out.html", columns=("__key__", "txt"), title=EVIL)
     html = (tmp_path / "out.html").read_text()
     page = Page(html)
-    assert "script" not in page.tags
+    assert page.scripts == SCRIPTS
     assert {name for _, name, _ in page.attributes if name.startswith("on")} == set()
     assert [source[:22] for source in page.sources()] == ["data:image/jpeg;base64"]
     assert EVIL in page.text
@@ -61,7 +61,7 @@ def test_names_of_columns_are_escaped_and_need_not_be_texts(ddf, tmp_path):
     sheet = dii.gallery(frame, tmp_path / "out.html", 3, columns=["__key__", 0, ("a", 1), EVIL])
     for html in ((tmp_path / "out.html").read_text(), sheet._repr_html_()):
         page = Page(html)
-        assert "script" not in page.tags
+        assert page.scripts in ([], SCRIPTS)
         assert {name for _, name, _ in page.attributes if name.startswith("on")} == set()
         assert page.text.count(EVIL) == page.text.count("('a', 1)") == 3
     first = dii.gallery(frame, n=1, columns=[("a", 1)]).cards[0]
@@ -110,6 +110,18 @@ class TestGallery:
             assert shown == [keys[row] for row in (0, 3, 6, 10, 13, 17, 20)]
             assert work["decoded"] == 7
 
+    def test_its_widget_has_the_same_sheet_and_tells_what_is_marked(self, ddf):
+        pytest.importorskip("anywidget", reason="needs anywidget")
+        sheet = dii.gallery(ddf, n=5)
+        widget = sheet.widget()
+        assert Page(widget.sheet).sources() == Page(sheet.html()).sources()
+        values = [
+            v for tag, name, v in Page(widget.sheet).attributes if (tag, name) == ("input", "value")
+        ]
+        assert widget.marked == []
+        widget.set_state({"marks": values[1:3]})  # as a browser sends it
+        assert widget.marked == [card.texts["__key__"] for card in sheet.cards[1:3]]
+
     def test_the_smallest_of_many_counts_are_one_bar(self, ddf):
         table = ddf.drop(columns=["image", "error"]).compute()
         names = [f"format{number:02}" for number in range(12)]
@@ -132,9 +144,10 @@ class TestGallery:
     def test_it_needs_no_other_file(self, ddf, tmp_path):
         dii.gallery(ddf, tmp_path / "out.html")
         page = Page((tmp_path / "out.html").read_text())
-        assert not {"script", "link", "iframe", "object"} & set(page.tags)
+        assert not {"link", "iframe", "object"} & set(page.tags)
         assert all(source.startswith("data:image/jpeg;base64,") for source in page.sources())
         assert not [name for _, name, _ in page.attributes if name == "href"]
+        assert not re.search(r"https?:|fetch|import", "".join(page.scripts))
         assert list(tmp_path.iterdir()) == [tmp_path / "out.html"]
 
     def test_counts_are_of_the_whole_collection(self, ddf, photos):

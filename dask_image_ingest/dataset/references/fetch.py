@@ -48,7 +48,6 @@ from dask_image_ingest.frames import (
 from dask_image_ingest.storage import (
     SIGNATURE_BYTES,
     ByteReader,
-    Range,
     Shard,
     image_format,
     open_file,
@@ -214,6 +213,7 @@ def fetch(
     numbers = [pictures.setdefault(one.picture, len(pictures)) for one in references]
     fetched = (fetch_bytes or fetch_encoded)(list(pictures), storage_options)
     pages: dict[tuple[int, int | None], Header] = {}
+    needed: dict[ByteReader, list[tuple[OpenTiff, Part]]] = {}
     headers: list[Header] = []
     parts: list[Part | None] = []
     for reference, number in zip(references, numbers, strict=True):
@@ -224,26 +224,15 @@ def fetch(
             pages[number, page] = header
         if reference.has_part:
             header, part = resolve(reference, number, header, decoding)
+            if part and isinstance(data, OpenTiff) and isinstance(data.content, ByteReader):
+                needed.setdefault(data.content, []).append((data, part))
         headers.append(header)
         parts.append(part)
-    _prefetch_parts(fetched, parts)
+    for content, of_shard in needed.items():
+        # All that the parts need, at once; a local shard does not ask what.
+        content.prefetch((place for tiff, part in of_shard for place in tiff.ranges(part)), _GAP)
     found = [None if isinstance(data, Header) else data for data in fetched]
     return headers, [found[number] for number in numbers], parts
-
-
-def _prefetch_parts(fetched: Sequence[Fetched], parts: Sequence[Part | None]) -> None:
-    """Prefetch what the parts need of TIFFs in remote shards."""
-    ranges: dict[ByteReader, list[Range]] = {}
-    for part in parts:
-        tiff = None if part is None else fetched[part.picture]
-        if part is None or not isinstance(tiff, OpenTiff):
-            continue
-        content = tiff.content
-        if isinstance(content, ByteReader) and content.is_remote:
-            needed = tiff.ranges(part.page, part.region.inside(part.shape))
-            ranges.setdefault(content, []).extend(needed)
-    for content, of_shard in ranges.items():
-        content.prefetch(of_shard, _GAP)
 
 
 def fetch_encoded(
@@ -472,13 +461,13 @@ def _origin(reference: ImageReference | None) -> Origin:
     origin = _origin_of_sample(reference)
     if not reference.has_part:
         return origin
-    part = [reference.page or 0, reference.top, reference.left, reference.height, reference.width]
-    seed = zlib.crc32(repr([origin.number, *part, reference.in_shares]).encode())
-    where = f"page {part[0]} of " if part[0] else ""
-    if reference.top is not None:
-        unit = " (shares)" if reference.in_shares else ""
-        where = "the part {4:g} x {3:g} at {2:g}, {1:g}{unit} of ".format(*part, unit=unit) + where
-    return origin._replace(number=seed, name=f"{where}{origin.name}")
+    page, top, left, height, width, in_shares = reference.part
+    name = f"page {page} of {origin.name}" if page else origin.name
+    if top is not None:
+        unit = " (shares)" if in_shares else ""
+        name = f"the part {width:g} x {height:g} at {left:g}, {top:g}{unit} of {name}"
+    seed = zlib.crc32(repr((origin.number, reference.part)).encode())
+    return origin._replace(number=seed, name=name)
 
 
 def _origin_of_sample(reference: ImageReference) -> Origin:

@@ -29,6 +29,8 @@ from dask_image_ingest.typedefs import DataFrame
 # Decimals of a pixel to which the edges of shares are exact: 0.1 + 0.7 is not 0.8.
 _DECIMALS = 9
 
+_RECTANGLE = ("top", "left", "height", "width")
+
 
 def check_box(meta: DataFrame, box: Hashable | None, margin: float) -> None:
     """Raise `ArgumentError` unless the column exists and has four numbers in each row."""
@@ -61,7 +63,7 @@ def check_box(meta: DataFrame, box: Hashable | None, margin: float) -> None:
 
 def with_boxes(
     frame: DataFrame,
-    images: Sequence[Hashable],
+    images: Sequence[str],
     box: Hashable,
     box_format: BoxFormat,
     margin: float,
@@ -80,12 +82,9 @@ def with_boxes(
     return frame
 
 
-def cut_boxes(
-    rows: dx.Expr, images: Sequence[Hashable], box: Hashable, *options: object
-) -> dx.Expr:
+def cut_boxes(rows: dx.Expr, images: tuple[str, ...], box: Hashable, *options: object) -> dx.Expr:
     """Lazy `with_boxes`."""
-    names = tuple(images)
-    return MapColumns(rows, with_boxes, names, (*names, box), names, box, *options)
+    return MapColumns(rows, with_boxes, images, (*images, box), images, box, *options)
 
 
 def _boxes(
@@ -95,32 +94,28 @@ def _boxes(
 
     Edges in pixels are rounded as Pillow's ``crop`` does, to a pixel at least.
     """
-    numbers = np.full((len(column), 4), np.nan)
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
+    numbers = np.full((len(column), 4), np.nan)
     if is_any_list(column.type):
         four = pc.fill_null(pc.equal(pc.list_value_length(column), 4), False)
         values = column.filter(four).flatten().cast(pa.float64(), safe=False)
-        numbers[four.to_numpy(zero_copy_only=False)] = values.to_numpy(
-            zero_copy_only=False
-        ).reshape(-1, 4)
-    errors = np.full(len(column), None, object)
-    errors[~np.isfinite(numbers).all(axis=1)] = "box: it is not four finite numbers"
-    errors[column.is_null().to_numpy(zero_copy_only=False)] = "box: the row has none"
+        numbers[_numpy(four)] = _numpy(values).reshape(-1, 4)
     with np.errstate(over="ignore", invalid="ignore"):
         starts, ends = numbers[:, 1::-1], numbers[:, 3:1:-1]
         ends = starts + ends if box_format == "xywh" else ends
         sides = ends - starts
         starts, ends = starts - margin * sides, ends + margin * sides
         if coordinates == "pixels":
-            edges = np.rint(starts), np.rint(ends)
-            thin = edges[0] == edges[1]
-            starts = np.where(thin, np.floor(starts), edges[0])
-            ends = np.where(thin, starts + 1, edges[1])
+            thin = np.rint(starts) == np.rint(ends)
+            starts = np.where(thin, np.floor(starts), np.rint(starts))
+            ends = np.where(thin, starts + 1, np.rint(ends))
         found = np.concatenate([starts, ends - starts], axis=1)
-        senseless = ~((sides > 0).all(axis=1) & np.isfinite(found).all(axis=1))
-    for row in np.flatnonzero(senseless & (errors == None)).tolist():  # noqa: E711
-        width, height = sides[row, 1], sides[row, 0]
-        errors[row] = f"box: it is empty, {width:g} wide and {height:g} high"
+        errors = np.full(len(column), None, object)
+        for row in np.flatnonzero(~(sides > 0).all(axis=1)).tolist():
+            errors[row] = f"box: it is empty, {sides[row, 1]:g} wide and {sides[row, 0]:g} high"
+        finite = np.isfinite([numbers, found]).all(axis=(0, 2))
+        errors[~finite] = "box: it is not four finite numbers"
+        errors[_numpy(column.is_null())] = "box: the row has none"
     return found, errors
 
 
@@ -129,29 +124,25 @@ def _cut(
 ) -> pa.StructArray:
     """References to boxes of the images, or parts, that they refer to."""
     fields = dict(zip(references.type.names, references.flatten(), strict=True))
-    part = np.stack([_floats(fields[name]) for name in ("top", "left", "height", "width")], axis=1)
+    part = np.stack([_numpy(fields[name]).astype(float) for name in _RECTANGLE], axis=1)
     of_part = ~np.isnan(part[:, 0])
-    of_shares = pc.fill_null(fields["in_shares"], False).to_numpy(zero_copy_only=False)
-    corner, sides = part[:, :2], part[:, 2:]
-    if not in_shares:
-        unknown = "box: in pixels of a part in shares, whose size is not known before its decode"
-        errors = np.where(of_part & of_shares & (errors == None), unknown, errors)  # noqa: E711
-        boxes = np.where(of_part[:, None], boxes + np.pad(corner, ((0, 0), (0, 2))), boxes)
-    else:
-        scaled = boxes * np.tile(sides, 2) + np.pad(corner, ((0, 0), (0, 2)))
-        boxes = np.where(of_part[:, None], scaled, boxes)
-    good = np.array([error is None for error in errors], np.bool_)
-    names = ("top", "left", "height", "width")
-    for name, values in zip(names, boxes.T, strict=True):
-        fields[name] = pa.array(values, pa.float64(), mask=~good)
-    fields["in_shares"] = pa.array(in_shares & (~of_part | of_shares), pa.bool_(), mask=~good)
+    of_shares = _numpy(pc.fill_null(fields["in_shares"], False))
+    part[~of_part] = 0, 0, 1, 1
+    boxes = boxes * (np.tile(part[:, 2:], 2) if in_shares else 1)
+    boxes[:, :2] += part[:, :2]
+    unknown = "box: in pixels of a part in shares, whose size is not known before its decode"
+    errors = np.where(of_shares & (not in_shares), unknown, errors)
+    bad = np.array([error is not None for error in errors], np.bool_)
+    for name, values in zip(_RECTANGLE, boxes.T, strict=True):
+        fields[name] = pa.array(values, mask=bad)
+    fields["in_shares"] = pa.array(in_shares & (~of_part | of_shares), mask=bad)
     # The error of the image itself comes first.
     fields["error"] = pc.coalesce(fields["error"], pa.array(errors, pa.string()))
     return references_of_fields(len(references), fields, references.is_null())
 
 
-def _floats(values: pa.Array) -> np.ndarray:
-    return values.to_numpy(zero_copy_only=False).astype(np.float64)
+def _numpy(values: pa.Array) -> np.ndarray:
+    return values.to_numpy(zero_copy_only=False)
 
 
 def resolve(
@@ -190,17 +181,14 @@ def _region(reference: ImageReference, shape: tuple[int, int]) -> Region:
     if reference.top is None:
         return Region(0, 0, *shape)
     edges = []
-    for start, length, size in (
-        (reference.top, reference.height, shape[0]),
-        (reference.left, reference.width, shape[1]),
+    for axis, start, length in (
+        (0, reference.top, reference.height),
+        (1, reference.left or 0, reference.width),
     ):
-        ends = start, start + (length or 0)
-        if reference.in_shares:
-            ends = ends[0] * size, ends[1] * size
+        unit = shape[axis] if reference.in_shares else 1
+        ends = start * unit, (start + (length or 0)) * unit
         first, last = (round(round(end, _DECIMALS)) for end in ends)
-        if last <= first:
-            first = int(ends[0] // 1)
-            last = first + 1
-        edges.append((first, last - first))
+        first = first if first < last else int(ends[0] // 1)
+        edges.append((first, max(1, last - first)))
     (top, height), (left, width) = edges
     return Region(top, left, height, width)

@@ -21,7 +21,6 @@ An image ``needs_pillow`` if DALI might return other pixels than Pillow, or cras
 
 from __future__ import annotations
 
-from contextlib import suppress
 from typing import Final, NamedTuple
 
 from dask_image_ingest.decode.formats.jpeg import is_valid_jpeg, read_jpeg_header
@@ -157,9 +156,7 @@ def page_shapes(data: LazyBytes) -> list[tuple[int, int]]:
 
 def has_several_pages(data: LazyBytes, format: str | None) -> bool:
     """True for a TIFF of several pages; smaller copies of the first one are none."""
-    with suppress(BadImage):
-        return format == "tiff" and as_open_tiff(data).has_several_pages()
-    return False
+    return format == "tiff" and as_open_tiff(data).has_several_pages()
 
 
 def is_valid(format: str | None, data: bytes | memoryview, thorough: bool = False) -> bool:

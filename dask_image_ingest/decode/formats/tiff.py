@@ -231,9 +231,7 @@ class TiffLayout:
         numbers = [plane * per_plane + row * per_row + column for plane, row, column in places]
         offsets = self._numbered(data, where, numbers)
         top, left = down.start * high, across.start * wide
-        held = Region(top, left, down.stop * high - top, across.stop * wide - left).inside(
-            self.shape
-        )
+        held = Region(top, left, high * len(down), wide * len(across)).inside(self.shape)
         if self.compression == _UNCOMPRESSED and self.photometric != _YCBCR:
             # Many writers get the sizes wrong, and no reader needs them.
             row_bytes = ceil(wide * (self.bits[0] if self.planar else sum(self.bits)) / 8)
@@ -350,16 +348,17 @@ class OpenTiff:
 
     def has_several_pages(self) -> bool:
         """True if there is another page than the first, besides smaller copies of it."""
-        pages = (self._layout(at, _OF_KIND) for at in self._directories(_FEW)[1:])
-        return any(not sum(page.values(_KIND)) & 1 for page in pages)
+        with suppress(BadImage):
+            pages = (self._layout(at, _OF_KIND) for at in self._directories(_FEW)[1:])
+            return any(not sum(page.values(_KIND)) & 1 for page in pages)
+        return False
 
-    def ranges(self, page: int, region: Region) -> list[Range]:
-        """Bytes of ``content`` that the decode of a region of a page reads; none if it fails."""
-        try:
-            ranges = read_layout(self, page=page).cut(self, region).ranges
-        except BadImage:
-            return []
-        return [(self._offset + start, self._offset + stop) for start, stop in ranges]
+    def ranges(self, part: Part) -> list[Range]:
+        """Bytes of ``content`` that the decode of a part reads; none if it fails."""
+        with suppress(BadImage):
+            cut = read_layout(self, page=part.page).cut(self, part.region.inside(part.shape))
+            return [(self._offset + start, self._offset + stop) for start, stop in cut.ranges]
+        return []
 
     def layout(self, page: int, wanted: frozenset[int]) -> TiffLayout:
         """Layout of a page, with those tags that are wanted; see `read_layout`."""
@@ -471,9 +470,11 @@ def are_joined(data: LazyBytes, parts: Sequence[Part], max_pixels: int) -> bool:
     with suppress(BadImage):
         layout = read_layout(data, page=parts[0].page)
         regions = [part.region.inside(part.shape) for part in parts]
-        cuts = [layout.cut(data, region) for region in regions]
         around = layout.cut(data, Region.around(regions))
-        if prod(around.held[2:4]) < min(max_pixels, sum(prod(cut.held[2:4]) for cut in cuts)):
+        if (pixels := prod(around.held[2:4])) > max_pixels:
+            return False
+        cuts = [layout.cut(data, region) for region in regions]
+        if pixels < sum(prod(cut.held[2:4]) for cut in cuts):
             of_each = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
             read = [sum(stop - start for start, stop in some) for some in (of_each, around.ranges)]
             return read[1] <= 1.1 * read[0]

@@ -76,7 +76,7 @@ def photographs(random, count):
         yield kind, insert_after_soi(data, orientation)
 
 
-@pytest.mark.rounds(1, nightly=40)
+@pytest.mark.rounds(1, nightly=45)
 def test_a_box_has_the_pixels_of_pillows_crop(seed):
     random = np.random.default_rng(seed)
     images = [*photographs(random, 24)]
@@ -296,6 +296,21 @@ def test_boxes_in_shares_and_in_boxes(boxed):
     options = {"image": "file", "box": "box"}
     (image,) = dii.decode_images(frame, **options, coordinates="shares").images.arrays()
     assert np.array_equal(image, np.asarray(whole)[20:80, 20:100])
+    refs = dii.read_webdataset_images(str(boxed[0] / "*.tar"), decode=False)
+    refs["other"] = refs["image"]
+    tiles = refs.images.tiles(60, image="image", edge="drop").compute()
+    corners = tiles[["part.top", "part.left"]].to_numpy()
+    for box, coordinates in (([6, 12, 30, 48], "pixels"), ([0.1, 0.2, 0.5, 0.8], "shares")):
+        tiles["box"] = pd.array([box] * len(tiles), BOX)
+        crops = dii.decode_images(tiles, box="box", coordinates=coordinates)
+        assert (crops[["part.top", "part.left"]].to_numpy() == np.add(corners, [12, 6])).all()
+        arrays = [crops.images[name].arrays() for name in ("image", "other")]
+        for key, (top, left), image, other in zip(crops["__key__"], corners, *arrays, strict=True):
+            picture = boxed[1][key]
+            assert np.array_equal(image, picture[top + 12 : top + 48, left + 6 : left + 30])
+            unit = [*picture.shape[1::-1]] * 2 if coordinates == "shares" else 1
+            left, top, right, bottom = np.rint(np.multiply(box, unit)).astype(int)
+            assert np.array_equal(other, picture[top:bottom, left:right])
 
 
 def test_what_is_no_box_is_refused(boxed):

@@ -73,7 +73,7 @@ def test_a_row_of_a_tile_has_the_metadata_and_the_label_of_its_picture(refs, laz
     tiles = (
         refs.images.tiles(100, overlap=(10, 20)).compute()
         if lazy
-        else whole.images.tiles(100, (10, 20))
+        else whole.images.tiles(100, overlap=(10, 20))
     )
     expected = [
         rectangles(height, width, (100, 100), (10, 20), "clip")
