@@ -221,4 +221,4 @@ def test_columns_of_parquet_that_are_called_as_fields_of_references_are_read(tmp
     refs.to_parquet(tmp_path / "table", write_index=False)
     again = dd.read_parquet(tmp_path / "table")
     assert again[["__key__", "mask.height"]].compute().to_numpy().tolist() == [["a", 30]]
-    assert again.compute().mask.iloc[0] == refs.compute().mask.iloc[0]
+    assert again.compute()["mask"].iloc[0] == refs.compute()["mask"].iloc[0]
