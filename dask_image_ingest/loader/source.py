@@ -401,7 +401,7 @@ class LazySource(FrameSource):
         decode = last_decode(self._rows.expr)
         if decode is None or self.image not in decode.rows.columns:
             return False
-        encoded = new_collection(decode.rows_on_host)[self.image]
+        encoded = new_collection(rows_on_host(decode.rows))[self.image]
         found = encoded.map_partitions(_has_image, meta=pd.Series([], dtype="bool"))
         return not _computed(found, self._client).any()
 
