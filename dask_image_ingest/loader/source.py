@@ -627,7 +627,7 @@ def _length(frame: DataFrame) -> pd.Series:
 
 
 def _has_image(encoded: pd.Series) -> pd.Series:
-    """Whether a partition has bytes of an image, or a reference to some."""
+    """True for a partition with bytes of an image, or a reference to some."""
     images = encoded.dropna()
     return pd.Series([any(getattr(each, "nbytes", 0) is not None or each.bytes for each in images)])
 
