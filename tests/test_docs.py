@@ -81,6 +81,7 @@ MARKED: dict[str, list[str]] = {
         "needs torch",
         "needs torch",
         *["tests/loader/test_trainers.py runs it"] * 3,
+        "needs torch",
         "needs a GPU",
     ],
 }

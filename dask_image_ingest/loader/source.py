@@ -401,7 +401,7 @@ class LazySource(FrameSource):
         decode = last_decode(self._rows.expr)
         if decode is None or self.image not in decode.rows.columns:
             return False
-        encoded = new_collection(decode.rows_on_host)[self.image]
+        encoded = new_collection(rows_on_host(decode.rows))[self.image]
         found = encoded.map_partitions(_has_image, meta=pd.Series([], dtype="bool"))
         return not _computed(found, self._client).any()
 
@@ -627,7 +627,7 @@ def _length(frame: DataFrame) -> pd.Series:
 
 
 def _has_image(encoded: pd.Series) -> pd.Series:
-    """Whether a partition has bytes of an image, or a reference to some."""
+    """True for a partition with bytes of an image, or a reference to some."""
     images = encoded.dropna()
     return pd.Series([any(getattr(each, "nbytes", 0) is not None or each.bytes for each in images)])
 
