@@ -95,9 +95,17 @@ def peak() -> float:
 
 
 def photographs(height: int, width: int) -> list[bytes]:
-    from synthetic import encode, photograph
+    from synthetic import encode
 
-    return [encode(photograph(height, width, seed)) for seed in range(4)]
+    return [encode(enlarged(height, width, seed)) for seed in range(4)]
+
+
+def enlarged(height: int, width: int, seed: int) -> Any:
+    from PIL import Image
+    from synthetic import photograph
+
+    small = photograph(height // 4, width // 4, seed)
+    return small.resize((width, height), Image.Resampling.BICUBIC)
 
 
 def write_boxes(path: Path, files: list[bytes], boxes: int) -> str:
@@ -118,10 +126,9 @@ def write_boxes(path: Path, files: list[bytes], boxes: int) -> str:
 
 def write_tiff(folder: Path, side: int) -> str:
     import tifffile
-    from synthetic import photograph
 
     folder.mkdir()
-    picture = np.asarray(photograph(side, side, 0))
+    picture = np.asarray(enlarged(side, side, 0))
     tifffile.imwrite(
         folder / "a.tif", picture, tile=(TILE, TILE), compression="deflate", photometric="rgb"
     )

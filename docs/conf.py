@@ -68,7 +68,10 @@ nitpick_ignore_regex = [
     # What only this package makes: arguments of a class that nobody calls.
     ("py:class", r"dask_image_ingest\..*\.(_\w+|FrameSource|Schedule|Share)"),
     # Type variables and aliases, and short names of modules, in signatures.
-    ("py:.*", r"(.*\.)?(Format|Frame|DataFrame|Series|AnyFrame|Array|ArrowTable|PathLike|PerChannel)"),
+    (
+        "py:.*",
+        r"(.*\.)?(Format|Frame|DataFrame|Series|AnyFrame|Array|ArrowTable|PathLike|PerChannel)",
+    ),
     ("py:.*", r"(.*\.)?(d[ad]|np|pd|pa)\.\w+"),
 ]
 

@@ -83,12 +83,9 @@ INSTANCES = {
         "new_pipeline.pipeline_class": "class nvidia.dali.Pipeline",
     },
     "dask_image_ingest/decode/transform.py": {
-        "graph.fn": "class nvidia.dali.fn",
         "_build.pipeline": "nvidia.dali.Pipeline",
-        "graph.types": "class nvidia.dali.types",
         "_check_output.images": _BATCH,
         "_check_output.types": "class nvidia.dali.types",
-        "_labels.image": "nvidia.dali.backend.TensorGPU",
     },
     "dask_image_ingest/curate/pixels.py": {
         "luma.xp": "class cupy",

@@ -113,7 +113,7 @@ FIGURES = r"^\||^target|images/s|rows without an image|^NVIDIA|\([ansb]\):"
 GROUPS = (
     Group(
         "first",
-        "a little of all: CuPy, torch, DALI, 15 flows, pixels under load, speed beside DALI alone",
+        "a little of all: CuPy, torch, DALI, flows, boxes, pixels under load, speed beside DALI",
         (
             Step(
                 "machine",
@@ -135,6 +135,12 @@ GROUPS = (
                 1.5,
             ),
             Step(
+                "first-parts",
+                "boxes of pictures as with pandas, each picture decoded once",
+                f"{TESTS} tests/gpu/test_parts.py",
+                0.5,
+            ),
+            Step(
                 "first-corruption",
                 "right pixels in five reads while other work is queued",
                 "python tests/gpu/corruption.py --reads 5 --copy shipped",
@@ -146,7 +152,7 @@ GROUPS = (
                 "first-job",
                 "500 x 375: DALI alone, reads here and on a cluster, and their ratio to DALI",
                 "python benchmarks/gpu.py --only '0.2 MP' --figures asb --scale 0.25 --repeats 2",
-                3,
+                2.75,
                 figures=FIGURES,
                 rehearsed="--scale 0.03",
             ),

@@ -94,12 +94,10 @@ h2.dii-part { font-size: 17px; margin: 34px 0 4px; }
 h3 { font-size: 13px; margin: 18px 0 8px; }
 .dii-columns { display: grid; gap: 18px 28px; align-items: start; margin: 14px 0;
   grid-template-columns: repeat(auto-fill, minmax(min(var(--dii-column), 100%), 1fr)); }
-.dii-columns:has(.dii-group) { --dii-column: 520px; }
-.dii-columns:has(.dii-signal) { --dii-column: 330px; }
+.dii-columns { --dii-column: 330px; } .dii-columns:has(.dii-group) { --dii-column: 520px; }
 .dii-columns section:has(> details[open]) { grid-column: 1 / -1; }
 .dii-group .dii-sheet { --dii-card: 112px; }  /* four in a row */
-.dii-group h3 { margin: 0 0 8px; }
-summary { cursor: pointer; padding: 4px 0; }
+.dii-group h3 { margin: 0 0 8px; } summary { cursor: pointer; padding: 4px 0; }
 .dii-map { width: 100%; max-width: 820px; height: auto; border-radius: 10px;
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dii-map circle { fill: var(--bar); fill-opacity: .55; }

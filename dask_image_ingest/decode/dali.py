@@ -89,9 +89,14 @@ def first_batch(decoding: DecodeSpec, size: int) -> list[np.ndarray]:
     """
     nbytes = decoding.nbytes(Header("jpeg", _EDGE, _EDGE, decoding.channels, None, False))
     fit = batch_bytes(current_device()) // nbytes
+    return [_tiny_jpeg()] * min(size, max(1, fit))
+
+
+@functools.cache
+def _tiny_jpeg() -> np.ndarray:
     file = io.BytesIO()
     Image.new("RGB", (_EDGE, _EDGE)).save(file, "JPEG", subsampling="4:2:0")
-    return [np.frombuffer(file.getvalue(), np.uint8)] * min(size, max(1, fit))
+    return np.frombuffer(file.getvalue(), np.uint8)
 
 
 def raise_gpu_failure(error: RuntimeError, decoding: DecodeSpec) -> None:
@@ -237,7 +242,7 @@ BATCH_SIZE = 256
 
 Input = Literal["encoded", "suspect", "pixels"]
 
-_INPUT, _REGIONS = "images", "regions"
+_INPUT, _REGIONS, _PICTURES = "images", "regions", "pictures"
 
 #: Encoded image or array to decode: all of it, or a region.
 Item: TypeAlias = "np.ndarray | tuple[np.ndarray, Region]"
@@ -338,6 +343,12 @@ class DaliDecoder:
                 decoded.set_exception(error)
             del inputs, decoded  # the error's traceback has this frame
 
+    @property
+    def _repeats_pictures(self) -> bool:
+        """True if pictures are decoded once for several parts: on a CPU, before they come here."""
+        options = self._decoding
+        return options.in_parts and options.device == "gpu" and self._source != "pixels"
+
     def _as_input(self, batch: list[Any]) -> dict[str, Any]:
         """Inputs of the pipeline; none for an empty batch."""
         if not batch:
@@ -347,6 +358,8 @@ class DaliDecoder:
             places = [place(region, self._decoding) for _, region in batch]
             regions = {_REGIONS: np.array(places, np.int32)}
             batch = [image for image, _ in batch]
+        if self._repeats_pictures:
+            batch, regions[_PICTURES] = _each_once(batch)
         # Convert now, while the batch before is decoded; DALI would do it when the batch is fed.
         return {_INPUT: batch if self._source == "pixels" else tensor_list(batch), **regions}
 
@@ -356,6 +369,7 @@ class DaliDecoder:
             return []
         if self._expected > 2 * self._primed:
             self._batch_pipeline.drop()
+        pictures = inputs.get(_PICTURES)
         try:
             # Taken out of the dict, so that nothing else holds the files once they are decoded.
             (images,) = self._batch_pipeline.run(**{name: inputs.pop(name) for name in [*inputs]})
@@ -367,6 +381,8 @@ class DaliDecoder:
             if self._source == "pixels":
                 raise
             failed = _FAILED_SAMPLE.search(str(error))
+            if failed and pictures is not None:
+                return Refused(pictures.tolist().index(int(failed[1])))
             return Refused(int(failed[1]) if failed else None)
 
     def _is_bad_image(self, error: str) -> bool:
@@ -397,6 +413,9 @@ class DaliDecoder:
                     output_type=output_types[options.mode],
                     **(decoder_options(options) if gpu else {}),
                 )
+                if self._repeats_pictures:
+                    numbers = fn.external_source(name=_PICTURES, dtype=types.INT32, ndim=0)
+                    images = fn.permute_batch(images, indices=numbers)
             else:
                 images = fn.external_source(
                     name=_INPUT, dtype=types.UINT8, layout="HWC", device="cpu"
@@ -421,9 +440,22 @@ class DaliDecoder:
         if self._decoding.takes_regions:
             whole = place(Region(0, 0, _EDGE, _EDGE), self._decoding)
             pipeline.feed_input(_REGIONS, np.array([whole] * len(batch), np.int32))
+        if self._repeats_pictures:
+            pipeline.feed_input(_PICTURES, np.arange(len(batch), dtype=np.int32))
         pipeline.schedule_run()
         pipeline.share_outputs()
         pipeline.release_outputs()
+
+
+def _each_once(images: list[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+    """A batch with each picture once, filled up with tiny ones; and the place of each image in it.
+
+    Parts of a picture have its bytes at one address.
+    """
+    by_address = {image.ctypes.data: image for image in images}
+    places = {address: place for place, address in enumerate(by_address)}
+    numbers = np.array([places[image.ctypes.data] for image in images], np.int32)
+    return [*by_address.values(), *[_tiny_jpeg()] * (len(images) - len(by_address))], numbers
 
 
 def _use_device(device: int | None) -> None:

@@ -352,7 +352,7 @@ class BatchPlanner:
         return sum(_cost(region, parts[0].shape) for region in regions) > around
 
     def _around(self, rows: list[int]) -> Region | None:
-        """What to decode for some rows of a picture, or one; None for all of it."""
+        """The region to decode for some rows of a picture, or for one; None for all of it."""
         regions = []
         for row in rows:
             part, region = self.images.part(row), self._region(row, self.images.headers[row])

@@ -235,7 +235,7 @@ def _stage_partition(frame: DataFrame, context: ExportContext) -> pd.DataFrame:
 
 
 def _part_json(table: pa.Table, part: Sequence[pa.ChunkedArray]) -> pa.Array:
-    """Which part of which picture each image is; null for a whole one."""
+    """The part of its picture that each image is; null for a whole one."""
     urls = with_urls(
         table.select(["__url__"] if "__url__" in table.column_names else []), url_identity
     )

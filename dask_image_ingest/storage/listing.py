@@ -16,6 +16,7 @@ from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundErr
 from dask_image_ingest.storage.fsspec_files import (
     Info,
     call_fsspec,
+    entries_in,
     exists_remote,
     file_system,
     find_below,
@@ -488,7 +489,10 @@ def _search_remote(
     has_empty = is_object_store(url) and "//" in split_url(url)[1]
     depth = None if not parts or ANY_DEPTH in parts or has_empty else len(parts)
     try:
-        entries = call_fsspec(url, find_below, fs, fs_root, depth)
+        if depth == 1:  # a search would ask for the folder above, too
+            entries = call_fsspec(url, entries_in, fs, fs_root)
+        else:
+            entries = call_fsspec(url, find_below, fs, fs_root, depth)
     except ShardNotFoundError:
         return []
     if not entries:

@@ -170,7 +170,7 @@ def marking_widget(sheet: str, style: str = "") -> Any:
             "a widget needs anywidget: pip install 'dask-image-ingest[widget]'"
         ) from error
 
-    class MarkingWidget(anywidget.AnyWidget):  # type: ignore[misc]  # has no types
+    class MarkingWidget(anywidget.AnyWidget):
         _esm = _MARK_SCRIPT + _WIDGET_SCRIPT
         _css = STYLE + _CHART_STYLE + style
         sheet = traitlets.Unicode().tag(sync=True)

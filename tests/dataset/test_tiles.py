@@ -149,6 +149,23 @@ def test_duplicate_boxes_are_found_apart(tmp_path, photos, lazy):
     assert (kept.sum(axis=1) == 1).all()
 
 
+def test_a_box_of_a_tile_is_relative_to_it(shards, photos):
+    refs = dii.read_webdataset_images(shards, decode=False, backend="pandas").compute()
+    tiles = refs.images.tiles(60, edge="drop")
+    boxes = pd.Series(
+        [[10, 20, 40, 33]] * len(tiles), tiles.index, pd.ArrowDtype(pa.list_(pa.int32()))
+    )
+    crops = dii.decode_images(tiles.assign(box=boxes.array), box="box")
+    assert crops["part.top"].tolist() == (tiles["part.top"] + 20).tolist()
+    assert crops["part.left"].tolist() == (tiles["part.left"] + 10).tolist()
+    assert crops[["height", "width"]].drop_duplicates().to_numpy(int).tolist() == [[13, 30]]
+    whole = {photo.key: photo.pixels for photo in photos}
+    for key, top, left, image in zip(
+        *(crops[name] for name in PLACE), crops.images.arrays(), strict=True
+    ):
+        assert (image == whole[key][top : top + 13, left : left + 30]).all()
+
+
 def test_thumbnails_show_the_tiles(tiles, expected):
     shown = dii.decode_images(tiles).images.show(4, columns=PLACE, size=100)
     html = shown._repr_html_()

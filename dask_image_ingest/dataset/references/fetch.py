@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pandas as pd
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from dask_image_ingest.dataset.references.parts import resolve
 from dask_image_ingest.dataset.scan.file_rows import for_each, missing_file, origin_of_key
@@ -435,18 +434,13 @@ def references_of(frame: DataFrame, image: Hashable) -> pa.ChunkedArray:
 def encoded_sizes(frame: DataFrame, images: ColumnDecode) -> np.ndarray:
     """Encoded bytes that each row adds, 0 if unknown; shape (n,), int64.
 
-    Of several parts of an image, the first one has them all: they are fetched once.
+    Of rows with one picture the first has them all: they are fetched once.
     """
     references = references_of(frame, images.image)
-    nbytes = field_of(references, "nbytes").fill_null(0).to_numpy()
-    of_part = pc.is_valid(pc.coalesce(field_of(references, "page"), field_of(references, "top")))
-    if not pc.any(of_part).as_py():
-        return nbytes
-    places = pd.DataFrame(
-        {name: field_of(references, name).to_pandas() for name in ("url", "offset")}
-    )
+    fields = {name: field_of(references, name) for name in ("url", "offset", "nbytes")}
+    places = pd.DataFrame({name: values.to_pandas() for name, values in fields.items()})
     again = places.duplicated() & places["offset"].notna()
-    return np.where(again.to_numpy() & of_part.to_numpy(), 0, nbytes)
+    return np.where(again, 0, fields["nbytes"].fill_null(0).to_numpy())
 
 
 def _origin(reference: ImageReference | None) -> Origin:

@@ -135,7 +135,8 @@ def tile_grid(
     ``sizes`` are heights and widths, int64 (pictures, 2). A tile is top, left, height and width; a
     picture of unknown size, -1, has one of -1.
     """
-    known, whole, shared = (sizes > 0).all(axis=1), np.array(size), np.array(overlap)
+    known = np.asarray((sizes > 0).all(axis=1))
+    whole, shared = np.array(size), np.array(overlap)
     step = whole - shared
     if edge == "drop":
         counts = np.maximum((sizes - whole) // step + 1, 0)

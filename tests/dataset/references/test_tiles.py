@@ -2,6 +2,7 @@
 
 import io
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pytest
@@ -206,3 +207,18 @@ def test_what_tiles_and_pages_need_is_told(refs, shards):
         refs.images.tiles(8).images.pages()
     with pytest.raises(dii.ArgumentError, match="Read with decode=False"):
         dii.read_webdataset_images(shards, backend="pandas").images.tiles(8)
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # dask's own call of pandas 3.1
+def test_columns_of_parquet_that_are_called_as_fields_of_references_are_read(tmp_path):
+    file = io.BytesIO()
+    Image.new("RGB", (20, 30)).save(file, "PNG")
+    write_tar(tmp_path / "a.tar", {"a.png": file.getvalue(), "a.seg.png": file.getvalue()})
+    images = {"image": "png", "mask": "seg.png"}
+    refs = dii.read_webdataset_images(
+        tmp_path / "a.tar", image=images, decode=False, backend="pandas"
+    )
+    refs.to_parquet(tmp_path / "table", write_index=False)
+    again = dd.read_parquet(tmp_path / "table")
+    assert again[["__key__", "mask.height"]].compute().to_numpy().tolist() == [["a", 30]]
+    assert again.compute()["mask"].iloc[0] == refs.compute()["mask"].iloc[0]

@@ -157,6 +157,27 @@ def test_a_region_of_strips_that_libtiff_wrote_is_that_of_the_whole(compression,
     assert check_parts(rng, data, compression) >= 4
 
 
+def test_a_region_of_the_old_form_of_jpeg_is_that_of_the_whole(rng):
+    """One JPEG, whose place only tags of its own say."""
+    array = np.random.default_rng(0).integers(0, 256, (48, 64, 3), np.uint8)
+    jpeg = save(Image.fromarray(array), "JPEG", subsampling=0)
+    jpeg += bytes(len(jpeg) % 2)
+    at, size = 8 + len(jpeg), len(jpeg)
+    tags = [(256, 64), (257, 48), (259, 6), (262, 6), (273, 8), (277, 3), (278, 48), (279, size)]
+    tags += [(512, 1), (513, 8), (514, size), (530, 1 | 1 << 16)]
+    entries = [struct.pack("<HHII", tag, 4, 1, value) for tag, value in tags]
+    entries[-1] = struct.pack("<HHII", 530, 3, 2, tags[-1][1])
+    entries.insert(2, struct.pack("<HHII", 258, 3, 3, at + 2 + 12 * 13 + 4))
+    directory = struct.pack("<H", 13) + b"".join(entries) + bytes(4) + struct.pack("<3H", 8, 8, 8)
+    data = b"II*\0" + struct.pack("<I", at) + jpeg + directory
+    with Image.open(io.BytesIO(jpeg)) as image:
+        whole = np.asarray(image)
+    for region in regions(rng, whole.shape, 9):
+        part = decode_region(data, "RGB", LARGEST, region)
+        np.testing.assert_allclose(part, region.of(whole), rtol=0, atol=1)  # libtiff rounds
+    assert check_parts(rng, data, "old") >= 3
+
+
 @pytest.mark.parametrize("compression", [None, "zlib"])
 @pytest.mark.parametrize("layout", [{"tile": (64, 64)}, {"rowsperstrip": 8}, {}])
 def test_of_a_large_tiff_no_more_is_read_than_the_strips_or_tiles_of_a_region(compression, layout):

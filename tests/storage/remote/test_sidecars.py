@@ -69,8 +69,9 @@ def test_no_web_server_is_asked_for_each_file(files, expected, page):
     with served(files, page) as server:
         ddf = read(f"{server.url}/d/{PATTERN}")
         asked = Counter((verb, path) for verb, path, _ in server.seen if "parquet" in path)
-        # The first one is opened, to know its columns.
-        assert {path for _, path in asked} == {"/d/00000.parquet"}
+        # The first one is opened, to know its columns; without a listing, two indexes are tried.
+        indexes = {"/d/_index.parquet", "/d/00000.tar.index.parquet"}
+        assert {path for _, path in asked} == {"/d/00000.parquet"} | (set() if page else indexes)
         assert asked["HEAD", "/d/00000.parquet"] == (0 if page else 1)
         found = ddf[["__key__", "score", "large"]].compute()
     pd.testing.assert_frame_equal(found.reset_index(drop=True), expected)
