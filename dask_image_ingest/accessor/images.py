@@ -804,10 +804,10 @@ class Images(ABC, Generic[Frame, Series]):
         -------
         dataframe
             Each row is repeated for its tiles, line by line, with its index label; the references
-            are to the tiles, which :func:`decode_images` decodes. ``height`` and ``width`` are
-            those of the tile, and ``part.page``, ``part.top`` and ``part.left`` (int32) say where
-            it is, in pixels of the upright page. An image whose header can't be read stays one row,
-            with nulls. Lazy for a lazy frame.
+            are to the tiles, which ``decode_images`` decodes. ``height`` and ``width`` are those of
+            the tile, and ``part.page``, ``part.top`` and ``part.left`` (int32) say where it is, in
+            pixels of the upright page. An image whose header can't be read stays one row, with
+            nulls. Lazy for a lazy frame.
 
         Raises
         ------
