@@ -241,11 +241,10 @@ def write_report(
         storage_options = source_options_of(frame)
     header = [name for name in ("format", "height", "width") if name in frame.columns]
     has_locations = {*LOCATION_COLUMNS, "__key__"} <= set(frame.columns)
-    locations = [
-        *dict.fromkeys([*id_columns, *(LOCATION_COLUMNS if has_locations else ())]),
-        *header,
-    ]
-    images = None if has_locations else _images(frame, [*id_columns, *header], storage_options)
+    # Height and width are among the columns that tell parts of pictures apart.
+    facts = [*dict.fromkeys([*id_columns, *header])]
+    locations = [*dict.fromkeys([*facts, *(LOCATION_COLUMNS if has_locations else ())])]
+    images = None if has_locations else _images(frame, facts, storage_options)
     summary: Summary = reduce_partitions(
         select_columns(frame, dict.fromkeys([*locations, *plan.columns])),
         functools.partial(_summary, plan=plan),

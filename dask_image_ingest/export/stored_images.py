@@ -26,11 +26,13 @@ from dask_image_ingest.dataset.references import (
     CutRows,
     Decode,
     adds_references,
+    cuts_boxes,
     fetch_encoded,
     field_of,
     reference_rows,
     references_of,
 )
+from dask_image_ingest.dataset.schema import part_columns
 from dask_image_ingest.decode import DecodeSpec, Header, Mode
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export.query import operation_name
@@ -42,6 +44,9 @@ from dask_image_ingest.view import references_of_images
 
 #: Last part of a member's extension → format of encoded pixels.
 FORMAT_OF_EXTENSION: Final = {"jpg": "jpeg", **{name: name for name in ENCODED_FORMATS}}
+
+# What has made references to parts in a frame whose query is unknown.
+_PARTS: Final = "images.tiles or images.pages"
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def _computed_origin(frame: DataFrame, column: str) -> ImageOrigin:
     same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
     is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
     has_parts = any(reference and reference.has_part for reference in reference_rows(references))
-    changed_by = "images.tiles or images.pages" if has_parts else None
+    changed_by = _PARTS if has_parts else None
     return ImageOrigin(changed_by, ("image" if column == "image" else "other") if is_own else None)
 
 
@@ -117,9 +122,14 @@ def _origin(changes: list[Change], sample_reads: set[str]) -> ImageOrigin:
         if isinstance(expr, CutRows):
             changed_by = changed_by or operation_name(expr)
             continue
+        if cuts_boxes(expr):
+            changed_by = changed_by or "decode_images with box="
+            continue
         meta = expr._meta if expr.ndim == 1 else expr._meta[name]
         if backend_of(meta).is_references(meta.dtype):
             origin = _reference_origin(expr, name, sample_reads)
+            if changed_by is None and name in part_columns(expr.columns):
+                changed_by = _PARTS
             break
         if isinstance(expr, Decode):
             decoding = next(image.decoding for image in expr.images if image.image == name)

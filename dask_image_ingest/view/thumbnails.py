@@ -83,7 +83,9 @@ def spread_rows(frame: AnyFrame, n: int, lengths: Sequence[int]) -> DataFrame:
     positions = tuple((chosen - (ends - lengths)[parts])[parts == part] for part in needed)
     part = frame.partitions[needed]
     mask = RowsAt(part[[]].expr, positions)
-    return dx.new_collection(dx.Filter(part.expr, mask)).compute()
+    # Dask would join small files of parquet to other partitions than those of the lengths.
+    with dask.config.set({"optimization.tune.active": False}):
+        return dx.new_collection(dx.Filter(part.expr, mask)).compute()
 
 
 def overlay_labels(image: np.ndarray, labels: np.ndarray) -> np.ndarray:

@@ -267,6 +267,23 @@ def test_both_ends_of_the_area_are_shown_and_each_part_by_itself(made):
         assert part._repr_html_().startswith("<iframe srcdoc=")
 
 
+def test_groups_of_boxes_show_the_boxes(shards, photos):
+    refs = dii.read_webdataset_images(shards, decode=False, backend="pandas").compute()
+    sizes = zip(refs.height, refs.width, strict=True)
+    halves = [[[0, 0, w / 2, h], [0, 0, w / 2, h - 1]] for h, w in sizes]
+    halves = pd.Series(halves, refs.index, "list<list<float32>>")
+    rows = dd.from_pandas(refs.assign(box=halves).explode("box"), 2)
+    found = find_duplicates(dii.decode_images(rows, box="box", size=64))
+    groups = section(write_report(found).html, "Duplicate groups")
+    card = r'base64,([A-Za-z0-9+/=]+).*?class="dii-key" title="([^"]*)"'
+    cards = re.findall(card, groups, re.DOTALL)
+    assert cards
+    by_key = {photo.key: photo.pixels.shape for photo in photos}
+    for encoded, key in cards:
+        width, height = Image.open(io.BytesIO(base64.b64decode(encoded))).size
+        assert width / height == pytest.approx(by_key[key][1] / by_key[key][0] / 2, rel=0.03)
+
+
 @pytest.mark.parametrize("kind", ["lazy", "eager", "references"])
 def test_images_that_no_shard_has_are_shown_from_the_frame(collection, kind):
     files = collection.partitions[:2].compute()

@@ -3,6 +3,7 @@
 import io
 import json
 
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -134,6 +135,21 @@ def test_parts_are_not_written_as_the_whole_picture(refs, tmp_path):
             dii.to_parquet_images(frame, tmp_path / "tables")
     with pytest.raises(dii.ArgumentError, match="part"):
         dii.to_webdataset(tiles, tmp_path / "{shard:03d}.tar", members={"jpg": "image"})
+
+
+def test_one_part_of_each_picture_is_not_written_as_the_whole_picture(refs, tmp_path):
+    table = refs.compute()
+    boxes = pd.Series([[1, 2, 30, 40]] * len(table), table.index, "list<float32>")
+    boxed = dd.from_pandas(table.assign(box=boxes), 2)
+    first = refs.images.tiles(10_000)
+    first.to_parquet(tmp_path / "stored", write_index=False)
+    stored = dd.read_parquet(tmp_path / "stored")
+    crops = dii.decode_images(boxed, box="box")
+    for frame in (first.persist(), stored, dii.decode_images(stored), crops):
+        with pytest.raises(dii.ArgumentError, match=r"images\.tiles|box=.*stored images"):
+            dii.to_webdataset(frame, tmp_path / "{shard:03d}.tar")
+    dii.to_webdataset(crops.drop(columns=["image", "box"]), tmp_path / "{shard:03d}.tar")
+    assert len(samples(tmp_path)) == len(table)
 
 
 def test_json_that_is_left_out_has_no_part(refs, tmp_path):

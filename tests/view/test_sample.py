@@ -56,3 +56,13 @@ def test_spread_rows_are_at_even_distances_whatever_the_partitions(rng):
             assert total % parts or found.max() - found.min() <= 1
     none = lazy[lazy["row"] < 0]
     assert len(spread_rows(none, 3, [0] * none.npartitions)) == 0
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword")  # by Dask
+def test_rows_of_many_small_files_are_at_even_distances(tmp_path):
+    table = pd.DataFrame({"row": np.arange(20), **dict.fromkeys("abcdef", "x" * 100)})
+    for start in range(0, 20, 4):
+        table.iloc[start : start + 4].to_parquet(tmp_path / f"{start:02}.parquet", index=False)
+    narrow = dd.read_parquet(tmp_path)[["row"]]
+    assert len(narrow.map_partitions(len).compute()) < 5  # Dask reads several at once
+    assert spread_rows(narrow, 4, [4] * 5)["row"].tolist() == [0, 5, 10, 15]

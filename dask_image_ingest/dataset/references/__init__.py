@@ -35,6 +35,7 @@ from dask_image_ingest.dataset.references.make_references import (
     point_to_images,
     references_of_locations,
 )
+from dask_image_ingest.dataset.references.parts import cuts_boxes
 from dask_image_ingest.dataset.references.tiles import CutRows, Edge, make_pages, make_tiles
 
 __all__ = [
@@ -47,6 +48,7 @@ __all__ = [
     "LastDecode",
     "add_references",
     "adds_references",
+    "cuts_boxes",
     "decode_partition",
     "encoded_by",
     "fetch_encoded",

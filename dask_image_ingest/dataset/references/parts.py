@@ -87,6 +87,11 @@ def cut_boxes(rows: dx.Expr, images: tuple[str, ...], box: Hashable, *options: o
     return MapColumns(rows, with_boxes, images, (*images, box), images, box, *options)
 
 
+def cuts_boxes(expr: dx.Expr) -> bool:
+    """True for the expression of `cut_boxes`."""
+    return isinstance(expr, MapColumns) and expr.function is with_boxes
+
+
 def _boxes(
     column: pa.Array, box_format: BoxFormat, margin: float, coordinates: Coordinates
 ) -> tuple[np.ndarray, np.ndarray]:
