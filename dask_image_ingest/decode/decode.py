@@ -298,7 +298,7 @@ def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: Decode
         geometry = decoding.geometry(*pixels.shape[:2])
         mirrored = region is not None and region.mirrored
         # With `crop` and `shorter` models are evaluated: see docs/design/resize.md.
-        exact = region is None and decoding.resize in ("crop", "shorter")
+        exact = not decoding.is_placed_at_random and decoding.resize in ("crop", "shorter")
         resized.append(
             ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )

@@ -29,6 +29,9 @@ from dask_image_ingest.typedefs import DataFrame
 # Decimals of a pixel to which the edges of shares are exact: 0.1 + 0.7 is not 0.8.
 _DECIMALS = 9
 
+# Boxes reach no further, in pixels or shares: no picture does, and bytes are counted in int64.
+_FARTHEST = 2**28
+
 _RECTANGLE = ("top", "left", "height", "width")
 
 
@@ -97,7 +100,7 @@ def _boxes(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Top, left, height and width of each row's box, float64 (n, 4), and its error or None.
 
-    Edges in pixels are rounded as Pillow's ``crop`` does, to a pixel at least.
+    Edges in pixels are whole.
     """
     column = column.storage if isinstance(column, pa.ExtensionArray) else column
     numbers = np.full((len(column), 4), np.nan)
@@ -110,10 +113,9 @@ def _boxes(
         ends = starts + ends if box_format == "xywh" else ends
         sides = ends - starts
         starts, ends = starts - margin * sides, ends + margin * sides
+        starts, ends = np.clip([starts, ends], -_FARTHEST, _FARTHEST)
         if coordinates == "pixels":
-            thin = np.rint(starts) == np.rint(ends)
-            starts = np.where(thin, np.floor(starts), np.rint(starts))
-            ends = np.where(thin, starts + 1, np.rint(ends))
+            starts, ends = _rounded(starts, ends)
         found = np.concatenate([starts, ends - starts], axis=1)
         errors = np.full(len(column), None, object)
         for row in np.flatnonzero(~(sides > 0).all(axis=1)).tolist():
@@ -122,6 +124,13 @@ def _boxes(
         errors[~finite] = "box: it is not four finite numbers"
         errors[_numpy(column.is_null())] = "box: the row has none"
     return found, errors
+
+
+def _rounded(starts: np.ndarray, ends: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Edges in whole pixels as Pillow's ``crop`` rounds them, of a pixel at least."""
+    thin = np.rint(starts) == np.rint(ends)
+    starts = np.where(thin, np.floor(starts), np.rint(starts))
+    return starts, np.where(thin, starts + 1, np.rint(ends))
 
 
 def _cut(
@@ -134,6 +143,12 @@ def _cut(
     of_shares = _numpy(pc.fill_null(fields["in_shares"], False))
     part[~of_part] = 0, 0, 1, 1
     boxes = boxes * (np.tile(part[:, 2:], 2) if in_shares else 1)
+    if in_shares:
+        # Rounded in the part, as boxes in pixels are: equal parts have equal boxes.
+        whole = of_part & ~of_shares
+        starts, ends = boxes[whole, :2], boxes[whole, :2] + boxes[whole, 2:]
+        starts, ends = _rounded(np.round(starts, _DECIMALS), np.round(ends, _DECIMALS))
+        boxes[whole] = np.concatenate([starts, ends - starts], axis=1)
     boxes[:, :2] += part[:, :2]
     unknown = "box: in pixels of a part in shares, whose size is not known before its decode"
     errors = np.where(of_shares & (not in_shares), unknown, errors)
@@ -191,7 +206,8 @@ def _region(reference: ImageReference, shape: tuple[int, int]) -> Region:
         (1, reference.left or 0, reference.width),
     ):
         unit = shape[axis] if reference.in_shares else 1
-        ends = start * unit, (start + (length or 0)) * unit
+        ends = [start * unit, (start + (length or 0)) * unit]
+        ends = [min(max(end, -_FARTHEST), _FARTHEST) for end in ends]
         first, last = (round(round(end, _DECIMALS)) for end in ends)
         first = first if first < last else int(ends[0] // 1)
         edges.append((first, max(1, last - first)))

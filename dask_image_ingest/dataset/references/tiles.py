@@ -44,6 +44,9 @@ Images: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 # Formats of files that may have several pages or frames.
 _PAGED = ("tiff", "gif", "webp", "png")
 
+# Edge of a tile that is larger than every image, for a larger one.
+_LONGEST = 2**31 - 1
+
 # Encoded bytes of files that are opened together.
 _AT_ONCE = 64 << 20
 
@@ -296,4 +299,4 @@ def _pair(argument: str, value: int | tuple[int, int], least: int) -> tuple[int,
     both = value if isinstance(value, (tuple, list)) and len(value) == 2 else (value, value)
     advice = f"pass pixels, a whole number of at least {least}, or (height, width)"
     height, width = (whole_number(argument, edge, least, advice) for edge in both)
-    return height, width
+    return min(height, _LONGEST), min(width, _LONGEST)

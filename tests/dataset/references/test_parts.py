@@ -290,6 +290,51 @@ def test_a_senseless_box_costs_its_row_and_says_why(boxed):
         )
 
 
+@pytest.mark.parametrize("coordinates", ["pixels", "shares"])
+@pytest.mark.parametrize("far", [3e9, 1e300, 1.7e308])
+def test_a_box_may_end_anywhere(coordinates, far):
+    whole = photograph(40, 60)
+    boxes = [[-far, -far, far, far], [0, 0, far, far], [far / 2, 0, far, 5], [-far, 0, 1, 1e-9]]
+    frame = frame_of([("a", corpus.save(whole, "PNG"))], [[*boxes, [0, 0, 1, 1]]])
+    options = {"image": "file", "box": "box", "coordinates": coordinates}
+    clipped = dii.decode_images(frame, **options)
+    for number in (0, 1) if far < 1.7e308 else (1,):
+        assert np.array_equal(clipped.images.arrays()[number], np.asarray(whole))
+    assert "lies outside the image" in clipped["error"][2]
+    assert clipped.images.arrays()[3].shape[0] == 1
+    padded = dii.decode_images(frame, **options, outside="pad")
+    assert padded["error"][1].startswith("too-large: ")
+    assert clipped["error"].isna()[4]
+    assert padded["error"].isna()[4]
+    with pytest.raises(PartitionTooLargeError):
+        dii.decode_images(frame, **options, outside="pad", max_pixels=None)
+
+
+def test_a_box_in_shares_of_a_tile_is_rounded_in_the_tile(boxed):
+    refs = dii.read_webdataset_images(str(boxed[0] / "*.tar"), decode=False)
+    tiles = refs.images.tiles((45, 42), overlap=(4, 5), edge="drop").compute()
+    share = [0.25, 0.1, 0.75, 0.5]
+    tiles["box"] = pd.array([share] * len(tiles), BOX)
+    crops = dii.decode_images(tiles, box="box", coordinates="shares").images.arrays()
+    for tile, crop in zip(dii.decode_images(tiles).images.arrays(), crops, strict=True):
+        expected = Image.fromarray(tile).crop(np.multiply(share, [42, 45, 42, 45]).tolist())
+        assert np.array_equal(crop, np.asarray(expected))
+
+
+@pytest.mark.parametrize("resize", ["stretch", "crop", "pad", "shorter", "longer"])
+def test_a_part_is_resized_as_an_image_of_its_pixels(resize):
+    random = np.random.default_rng(0)
+    whole = photograph(200, 150)
+    boxes = [pixel_box(random, 200, 150) for _ in range(12)]
+    frame = frame_of([("a", corpus.save(whole, "PNG"))], [boxes])
+    parts = dii.decode_images(frame, image="file", box="box", size=40, resize=resize)
+    crops = [(str(n), corpus.save(whole.crop([*box]), "PNG")) for n, box in enumerate(boxes)]
+    images = frame_of(crops, [[None]] * len(crops))
+    alone = dii.decode_images(images, image="file", size=40, resize=resize)
+    for part, image in zip(parts.images.arrays(), alone.images.arrays(), strict=True):
+        assert np.array_equal(part, image)
+
+
 def test_boxes_in_shares_and_in_boxes(boxed):
     whole = photograph(100, 200)
     frame = frame_of([("a", corpus.save(whole, "PNG"))], [[[0.1, 0.2, 0.5, 0.8]]])

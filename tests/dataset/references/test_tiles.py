@@ -95,6 +95,13 @@ def test_a_row_of_a_tile_has_the_metadata_and_the_label_of_its_picture(refs, laz
     )
 
 
+@pytest.mark.parametrize("size", [2**63, 10**30])
+def test_a_tile_larger_than_any_picture_is_the_picture(refs, size):
+    columns = ["__key__", "height", "width"]
+    tiles, pictures = refs.images.tiles(size).compute(), refs.compute()
+    assert tiles[columns].to_numpy().tolist() == pictures[columns].to_numpy().tolist()
+
+
 def test_a_picture_that_is_one_tile_keeps_its_reference(refs):
     whole = refs.compute()
     tiles = whole.images.tiles(1000)
