@@ -108,6 +108,7 @@ OF_KEPT = {
 }
 
 
+@pytest.mark.more
 def test_columns_of_the_rows_that_a_function_of_their_errors_keeps(ddf, rows):
     wrong = {}
     for mask, keep in BY_ERRORS.items():

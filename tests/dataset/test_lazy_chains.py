@@ -151,6 +151,7 @@ BY_HEADERS = {
 }
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_no_image_is_decoded_for_rows_that_a_filter_after_computed_columns_drops(
     ddf,

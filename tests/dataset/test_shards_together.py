@@ -135,6 +135,7 @@ def test_no_partition_decodes_to_more_than_was_asked_for(read, photos):
     assert split["__key__"].compute().tolist() == [photo.key for photo in photos]
 
 
+@pytest.mark.more
 def test_auto_has_ten_thousand_samples_together(tmp_path):
     file = BytesIO()
     Image.new("RGB", (8, 8)).save(file, "JPEG")

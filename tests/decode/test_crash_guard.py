@@ -260,6 +260,7 @@ def test_without_a_journal_work_goes_on(place, tmp_path):
     assert not list(tmp_path.glob("elsewhere/*"))
 
 
+@pytest.mark.more
 @pytest.mark.newest
 def test_a_kill_of_the_guarded_process_blames_no_image(photos, folder):
     data = photos[0].encoded

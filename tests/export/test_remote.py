@@ -201,6 +201,7 @@ def test_what_a_killed_writer_leaves_is_taken_over(table, remote, monkeypatch):
     assert files(remote) == expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize(
     ("remote", "step", "taken_over"),
     [
@@ -230,6 +231,7 @@ def test_a_run_that_slept_while_another_took_over_changes_nothing(
     assert {name: found[name] for name in found if not name.startswith("_staging/")} == expected
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("error", [None, ArgumentError("refused")])
 def test_a_run_that_wakes_while_another_plans_takes_nothing_from_it(
     error, table, remote, monkeypatch
@@ -251,6 +253,7 @@ def test_a_run_that_wakes_while_another_plans_takes_nothing_from_it(
     assert sum(name.endswith(".tar") for name in files(remote)) == 3
 
 
+@pytest.mark.more
 def test_a_file_system_without_whole_uploads_gets_files_by_renaming(table, remote, monkeypatch):
     export(table, remote)
     expected = files(remote)

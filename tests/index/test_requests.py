@@ -192,6 +192,7 @@ def test_a_remote_shard_that_is_replaced_is_no_mixture(web, tmp_path):
     assert keys.iloc[60] == "000120"
 
 
+@pytest.mark.more
 def test_shards_in_a_bucket(s3_server, shards):
     fs, name, options = empty_bucket(s3_server, BUCKET), BUCKET, s3_options(s3_server)
     for path in shards.glob("*.tar"):

@@ -69,6 +69,7 @@ def by_key_and_shape(key, shape):
     return key, shape[0] / shape[1] if shape else 0
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_images_of_moved_rows_are_decoded_for_what_is_shown(pair, work):  # noqa: F811
     a, b = pair
