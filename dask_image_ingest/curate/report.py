@@ -269,7 +269,8 @@ def write_report(
     }
     points, shards = summary.points, sorted(summary.shards)
     title = f"Curation of {title_of_shards(shards)}" if shards else "Curation"
-    source = f" of {len(shards):,} shards, the first {without_secrets(shards[0])}" if shards else ""
+    number = f"{len(shards):,} shards, the first " if len(shards) > 1 else ""
+    source = f" of {number}{without_secrets(shards[0])}" if shards else ""
     body = (
         f'<h1>{escape(title)}</h1><p class="dii-lead">{summary.rows:,} rows{escape(source)} · all '
         f"rules drop {rules['rows'].iloc[-1]:,}</p>"
