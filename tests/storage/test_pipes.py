@@ -175,7 +175,7 @@ with dask.config.set(scheduler="threads"):
 """
 
 
-@pytest.mark.more
+@pytest.mark.nightly
 @pytest.mark.newest
 @pytest.mark.slow
 def test_one_interrupt_ends_a_program_and_its_command(shards, tmp_path):
