@@ -40,6 +40,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+import _checkout  # noqa: F401
 import psutil
 from _shards import Sample, as_jpeg, from_tars, make_shards, write_shards
 from _training_peers import BATCH, MEAN, PEERS, SIZE, STD, WORKERS, Epochs, Job, Way, bound
