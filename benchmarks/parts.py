@@ -24,13 +24,15 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from time import process_time
 from typing import Any
 
+import _checkout  # noqa: F401
 import dask
 import numpy as np
+from _shards import add
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
 
@@ -152,12 +154,6 @@ def write_headers(path: Path, rows: int) -> str:
     return str(path)
 
 
-def add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
-    member = tarfile.TarInfo(name)
-    member.size = len(content)
-    tar.addfile(member, io.BytesIO(content))
-
-
 def references(path: str) -> Any:
     import dask_image_ingest as dii
 
@@ -172,18 +168,24 @@ def boxes(path: str) -> Any:
     return dii.decode_images(rows, box="json.boxes").compute()
 
 
-def boxes_by_hand(path: str) -> list[np.ndarray]:
-    import simplejpeg
-
-    crops = []
+def pictures(path: str) -> Iterator[tuple[bytes, list[list[int]]]]:
+    """The JPEG and the boxes of each sample, read by hand."""
     with tarfile.open(path) as tar:
         for member in tar:
             content = tar.extractfile(member).read()
             if member.name.endswith(".jpg"):
-                image = simplejpeg.decode_jpeg(content, colorspace="RGB")
+                jpeg = content
             else:
-                for left, top, right, bottom in json.loads(content)["boxes"]:
-                    crops.append(image[top:bottom, left:right].copy())
+                yield jpeg, json.loads(content)["boxes"]
+
+
+def boxes_by_hand(path: str) -> list[np.ndarray]:
+    import simplejpeg
+
+    crops = []
+    for jpeg, boxes in pictures(path):
+        image = simplejpeg.decode_jpeg(jpeg, colorspace="RGB")
+        crops += [image[top:bottom, left:right].copy() for left, top, right, bottom in boxes]
     return crops
 
 
@@ -191,13 +193,9 @@ def boxes_by_dali(path: str) -> list[np.ndarray]:
     from nvidia.dali import fn, pipeline_def, types
 
     items = []
-    with tarfile.open(path) as tar:
-        for member in tar:
-            content = tar.extractfile(member).read()
-            if member.name.endswith(".jpg"):
-                jpeg = np.frombuffer(content, np.uint8)
-            else:
-                items += [(jpeg, box) for box in json.loads(content)["boxes"]]
+    for jpeg, boxes in pictures(path):
+        data = np.frombuffer(jpeg, np.uint8)
+        items += [(data, box) for box in boxes]
 
     @pipeline_def(
         batch_size=64,

@@ -59,11 +59,15 @@ def is_whole(value: object) -> TypeGuard[int]:
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
+def is_real(value: object) -> TypeGuard[float]:
+    """True for a real number of Python or NumPy, NaN included; False for a bool."""
+    is_number = isinstance(value, (int, float, np.integer, np.floating))
+    return is_number and not isinstance(value, bool)
+
+
 def is_share(value: object) -> TypeGuard[float]:
     """True for a number from 0 to 1, of Python or NumPy; False for a bool."""
-    if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
-        return False
-    return bool(0 <= value <= 1)
+    return is_real(value) and bool(0 <= value <= 1)
 
 
 def whole_number(

@@ -41,6 +41,7 @@ from dask_image_ingest.dataset.references import (
     Decode,
     fetch_encoded,
     location_columns,
+    reference_rows,
     references_of,
     references_of_locations,
 )
@@ -398,13 +399,10 @@ def _hash_bytes(
     """A partition with hashes of the images of its reference column, or of its location columns."""
     backend = backend_of(frame)
     if reference is None:
-        structs = references_of_locations(frame)
+        column = pa.chunked_array([references_of_locations(frame)])
     else:
-        structs = references_of(frame, reference)
-    references = [
-        ImageReference(None) if row is None else ImageReference(**row)
-        for row in structs.to_pylist()
-    ]
+        column = references_of(frame, reference)
+    references = [one or ImageReference(None) for one in reference_rows(column)]
     pictures = list(dict.fromkeys(reference.picture for reference in references))
     encoded = fetch_encoded(pictures, storage_options)
     # Files of no bytes are equal, and no images.

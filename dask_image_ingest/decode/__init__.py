@@ -50,7 +50,7 @@ from dask_image_ingest.decode.formats.header import (
 )
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.stored import printable
-from dask_image_ingest.decode.formats.tiff import OpenTiff
+from dask_image_ingest.decode.formats.tiff import OpenTiff, is_tiff
 from dask_image_ingest.decode.placement import Placement, Placements
 from dask_image_ingest.decode.planner import decode_one, resize_arrays
 from dask_image_ingest.decode.random_crop import RandomResizedCrop
@@ -99,6 +99,7 @@ __all__ = [
     "header_of",
     "import_decoders",
     "is_baseline_jpeg",
+    "is_tiff",
     "make_decode_spec",
     "page_shapes",
     "pixels_of",

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image, ImageEnhance, ImageOps
 
 from dask_image_ingest.decode.augment import UNCHANGED, Step, draw_steps
-from dask_image_ingest.decode.buffers import Origin, on_host
+from dask_image_ingest.decode.buffers import Origin, host_images
 from dask_image_ingest.decode.dali import decode_pool
 from dask_image_ingest.decode.decode_spec import DecodeSpec
 from dask_image_ingest.typedefs import ImageBatch
@@ -32,10 +32,10 @@ class PixelAugments:
 
     def run(self, images: ImageBatch, origins: Sequence[Origin]) -> list[np.ndarray]:
         """Augment the images of a batch: arrays in host memory."""
-        return list(decode_pool().map(self._augmented, on_host(images), origins))
+        return list(decode_pool().map(self._augmented, host_images(images), origins))
 
     def _augmented(self, image: Any, origin: Origin) -> np.ndarray:
-        array = np.asarray(on_host(image))
+        array = np.asarray(host_images(image))
         height, width, _ = array.shape
         return apply_steps(array, self._steps(height, width, origin))
 

@@ -132,7 +132,7 @@ def shape_of(image: Any) -> tuple[int, ...]:
     return image.shape() if callable(image.shape) else image.shape
 
 
-def on_host(images: Any) -> Any:
+def host_images(images: Any) -> Any:
     """A batch, or an image of one: a copy in host memory of what DALI has on a GPU."""
     return images.as_cpu() if hasattr(images, "as_cpu") else images
 

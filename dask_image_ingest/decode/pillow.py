@@ -64,9 +64,15 @@ from dask_image_ingest.decode.formats import (
 from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
 from dask_image_ingest.decode.formats.pillow_image import NoColours, seek_frame
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
-from dask_image_ingest.decode.formats.tiff import TiffCut, TiffLayout, read_layout, read_samples
+from dask_image_ingest.decode.formats.tiff import (
+    TiffCut,
+    TiffLayout,
+    is_tiff,
+    read_layout,
+    read_samples,
+)
 from dask_image_ingest.decode.region import Region
-from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
+from dask_image_ingest.storage import LazyBytes
 
 
 def upright(stored: np.ndarray, orientation: int) -> np.ndarray:
@@ -134,7 +140,7 @@ def decode_region(
     Of a TIFF, only the strips or tiles that the region meets are decoded, and ``max_pixels`` is
     their limit. Other parameters, and errors, are those of `decode_with_pillow`.
     """
-    if region is not None and image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
+    if region is not None and is_tiff(data):
         return _decode_tiff(data, mode, max_pixels, region, page)
     image = decode_with_pillow(data, mode, max_pixels, page)
     if region is None:

@@ -334,8 +334,8 @@ class BatchPlanner:
     def _are_joined(self, rows: list[int]) -> bool:
         """True if the picture of these rows is decoded once, rather than the region of each."""
         header = self.images.headers[rows[0]]
+        parts = [part for part in map(self.images.part, rows) if part is not None]
         if header.format == "tiff":
-            parts = [part for part in map(self.images.part, rows) if part is not None]
             return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
         if self._by_pillow or header.needs_pillow:
             return True
@@ -346,7 +346,6 @@ class BatchPlanner:
             return False
         if header.format != "jpeg" or not is_baseline_jpeg(data):
             return True
-        parts = [part for part in map(self.images.part, rows) if part is not None]
         regions = [part.region.inside(part.shape) for part in parts]
         around = _cost(Region.around(regions), parts[0].shape)
         return sum(_cost(region, parts[0].shape) for region in regions) > around

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from dask_image_ingest.decode.buffers import Origin, on_host
+from dask_image_ingest.decode.buffers import Origin, host_images
 from dask_image_ingest.decode.dali import (
     BATCH_SIZE,
     BatchPipeline,
@@ -318,7 +318,7 @@ def _check_labels(inputs: Iterable[Any], outputs: Iterable[Any], origins: Sequen
 
 
 def _labels(image: Any) -> set[int]:
-    pixels = np.asarray(on_host(image))
+    pixels = np.asarray(host_images(image))
     # Twice as fast as np.unique.
     counts = Image.fromarray(pixels.reshape(1, -1)).histogram()
     return {label for label, count in enumerate(counts) if count}

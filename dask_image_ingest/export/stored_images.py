@@ -108,7 +108,8 @@ def _computed_origin(frame: DataFrame, column: str) -> ImageOrigin:
     sample_urls = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
     same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
     is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
-    has_parts = any(reference and reference.has_part for reference in reference_rows(references))
+    part = (field_of(references, name) for name in ("page", "top"))
+    has_parts = any(field.null_count < len(field) for field in part)
     changed_by = _PARTS if has_parts else None
     return ImageOrigin(changed_by, ("image" if column == "image" else "other") if is_own else None)
 

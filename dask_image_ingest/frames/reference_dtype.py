@@ -144,6 +144,11 @@ def references_of_fields(
     return pa.StructArray.from_arrays(arrays, fields=list(REFERENCE), mask=nulls)
 
 
+def fields_of(references: pa.StructArray) -> dict[str, pa.Array]:
+    """The fields of references by name; null for null references."""
+    return dict(zip(references.type.names, references.flatten(), strict=True))
+
+
 def with_urls(table: pa.Table, change: Callable[[str], str]) -> pa.Table:
     """A table with other URLs in its column ``__url__`` and in its references."""
     for number, field in enumerate(table.schema):
@@ -152,10 +157,10 @@ def with_urls(table: pa.Table, change: Callable[[str], str]) -> pa.Table:
             table = table.set_column(number, field, _changed(urls, change))
         elif holds_references(field.type):
             column = table.column(number).combine_chunks()
-            parts = dict(zip(field.type.names, column.flatten(), strict=True))
-            parts["url"] = _changed(parts["url"], change)
+            fields = fields_of(column)
+            fields["url"] = _changed(fields["url"], change)
             new = pa.StructArray.from_arrays(
-                [*parts.values()], fields=list(field.type), mask=column.is_null()
+                [*fields.values()], fields=list(field.type), mask=column.is_null()
             )
             table = table.set_column(number, field, new)
     return table
@@ -186,7 +191,7 @@ def as_references(array: pa.Array | pa.ChunkedArray) -> Any:
         raise pa.ArrowInvalid(f"no image references: {array.type}")
     if isinstance(array, pa.ChunkedArray):
         return pa.chunked_array([as_references(chunk) for chunk in array.chunks], REFERENCE)
-    fields = dict(zip(array.type.names, array.flatten(), strict=True))
+    fields = fields_of(array)
     if "bytes" in fields and is_byte_list(fields["bytes"].type):
         fields["bytes"] = bytes_of(fields["bytes"])
     return references_of_fields(len(array), fields, array.is_null())

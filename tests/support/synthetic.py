@@ -23,6 +23,21 @@ def encode(image, extension="jpg"):
     return file.getvalue()
 
 
+def tiff(array, photometric="minisblack", **options):
+    """A TIFF of an array (height, width, samples), by tifffile."""
+    import tifffile
+
+    file = io.BytesIO()
+    if array.shape[2] == 1:
+        array = array[..., 0]
+    elif options.get("planarconfig") == "separate":
+        array = np.moveaxis(array, 2, 0)
+    else:
+        options = options | {"planarconfig": "contig"}
+    tifffile.imwrite(file, array, photometric=photometric, **options)
+    return file.getvalue()
+
+
 def bad_files():
     """Files that are no images, each in another way."""
     good = encode(photograph(60, 80))

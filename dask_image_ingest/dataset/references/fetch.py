@@ -35,6 +35,7 @@ from dask_image_ingest.decode import (
     OpenTiff,
     Origin,
     Part,
+    is_tiff,
 )
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import (
@@ -48,7 +49,6 @@ from dask_image_ingest.storage import (
     SIGNATURE_BYTES,
     ByteReader,
     Shard,
-    image_format,
     open_file,
     open_shard,
 )
@@ -316,7 +316,7 @@ def _is_of_parts(reference: ImageReference) -> bool:
 
 def _opened(data: bytes | memoryview, reference: ImageReference) -> Fetched:
     """An encoded image; a TIFF of which parts are wanted as one that knows its pages."""
-    if reference.has_part and image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff":
+    if reference.has_part and is_tiff(data):
         with suppress(BadImage):
             return OpenTiff(data)
     return data
@@ -351,7 +351,7 @@ def _read(
     tiffs = {}
     for row in in_parts:
         at, size = spans[row]
-        if image_format(bytes(content[at : at + SIGNATURE_BYTES])) == "tiff":
+        if is_tiff(content[at : at + SIGNATURE_BYTES]):
             tiffs[row] = OpenTiff(content, at, size)
     if len(tiffs) < len(in_parts):
         whole = (spans[row] for row in inside - {*tiffs})

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.arguments import shown
+from dask_image_ingest.arguments import is_real, shown
 from dask_image_ingest.dataset.plan.columns import MapColumns
 from dask_image_ingest.dataset.schema.annotations import BoxFormat, Coordinates
 from dask_image_ingest.decode import DecodeSpec, Header, Part, Region, too_large
@@ -18,6 +18,7 @@ from dask_image_ingest.frames import (
     ImageReference,
     as_references,
     backend_of,
+    fields_of,
     is_any_list,
     is_number,
     nesting,
@@ -37,8 +38,7 @@ _RECTANGLE = ("top", "left", "height", "width")
 
 def check_box(meta: DataFrame, box: Hashable | None, margin: float) -> None:
     """Raise `ArgumentError` unless the column exists and has four numbers in each row."""
-    is_real = isinstance(margin, (int, float, np.integer, np.floating))
-    if isinstance(margin, bool) or not is_real or not 0 <= margin < np.inf:
+    if not is_real(margin) or not 0 <= margin < np.inf:
         raise ArgumentError(
             f"margin={shown(margin)}: pass the share of its width and height by which a box grows "
             "on each side, such as 0.1"
@@ -137,7 +137,7 @@ def _cut(
     references: pa.StructArray, boxes: np.ndarray, errors: np.ndarray, in_shares: bool
 ) -> pa.StructArray:
     """References to boxes of the images, or parts, that they refer to."""
-    fields = dict(zip(references.type.names, references.flatten(), strict=True))
+    fields = fields_of(references)
     part = np.stack([_numpy(fields[name]).astype(float) for name in _RECTANGLE], axis=1)
     of_part = ~np.isnan(part[:, 0])
     of_shares = _numpy(pc.fill_null(fields["in_shares"], False))

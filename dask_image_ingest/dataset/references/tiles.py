@@ -29,6 +29,7 @@ from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.frames import (
     ImageReference,
     backend_of,
+    fields_of,
     one_chunk,
     reference_columns,
     references_of_fields,
@@ -146,9 +147,7 @@ def tile_grid(
     else:
         counts = np.maximum(-((shared - sizes) // step), 1)
     counts[~known] = 1
-    per_picture = counts.prod(axis=1)
-    picture = np.repeat(np.arange(len(sizes)), per_picture)
-    number = np.arange(len(picture)) - np.repeat(np.cumsum(per_picture) - per_picture, per_picture)
+    picture, number = _numbered(counts.prod(axis=1))
     starts = np.stack(np.divmod(number, counts[picture, 1]), axis=1) * step
     lengths = sizes[picture]
     if edge == "shift":
@@ -158,6 +157,12 @@ def tile_grid(
     return picture, tiles
 
 
+def _numbered(counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The picture of each part, and the part's number in it, from how many parts each has."""
+    picture = np.repeat(np.arange(len(counts)), counts)
+    return picture, np.arange(len(picture)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 def _page_rows(
     frame: DataFrame, images: Images, storage_options: dict[str, Any] | None
 ) -> DataFrame:
@@ -165,13 +170,12 @@ def _page_rows(
     shapes, errors = _page_shapes(frame, image, names, storage_options)
     if any(errors):
         references = one_chunk(references_of(frame, image))
-        fields = dict(zip(references.type.names, references.flatten(), strict=True))
+        fields = fields_of(references)
         fields["error"] = pc.coalesce(fields["error"], pa.array(errors, pa.string()))
         made = references_of_fields(len(frame), fields, references.is_null())
         frame = backend_of(frame).with_references(frame, made, image, None)
     counts = np.array([len(of_picture) for of_picture in shapes], np.int64)
-    picture = np.repeat(np.arange(len(frame)), counts)
-    number = np.arange(len(picture)) - np.repeat(np.cumsum(counts) - counts, counts)
+    picture, number = _numbered(counts)
     # The reference to an image of one page stays as it is.
     page = np.where(counts[picture] > 1, number, -1)
     parts = np.zeros((len(page), 4), np.int64)
@@ -253,7 +257,7 @@ def _with_parts(
     cut, has_page, unknown = map(pa.array, (is_cut, page >= 0, parts[:, 2] < 0))
     for image, names in images:
         references = one_chunk(references_of(frame, image))
-        fields = dict(zip(references.type.names, references.flatten(), strict=True))
+        fields = fields_of(references)
         values = {}
         for name, numbers in zip((*PLACE[1:], *EDGES), parts.T, strict=True):
             value = pa.array(numbers.astype(np.float64))

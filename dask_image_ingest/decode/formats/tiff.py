@@ -28,7 +28,7 @@ from dask_image_ingest.decode.formats.stored import (
     no_page,
 )
 from dask_image_ingest.decode.region import Part, Region
-from dask_image_ingest.storage import LazyBytes, Range, merge
+from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, Range, image_format, merge
 
 _WIDTH, _HEIGHT, _BITS, _COMPRESSION, _PHOTOMETRIC = 256, 257, 258, 259, 262
 _STRIP_OFFSETS, _ORIENTATION, _SAMPLES, _STRIP_ROWS, _STRIP_BYTES = 273, 274, 277, 278, 279
@@ -455,6 +455,11 @@ def read_layout(data: LazyBytes, wanted: frozenset[int] = _OF_PIXELS, page: int 
 def read_tiff_header(data: LazyBytes, page: int = 0) -> StoredHeader:
     """Read the header of a page of a TIFF: the tags of its directory; may raise `BadImage`."""
     return read_layout(data, _OF_HEADER, page).header()
+
+
+def is_tiff(data: LazyBytes) -> bool:
+    """True if the first bytes are those of a TIFF."""
+    return image_format(bytes(data[:SIGNATURE_BYTES])) == "tiff"
 
 
 def as_open_tiff(data: LazyBytes) -> OpenTiff:

@@ -13,6 +13,7 @@ import tifffile
 from corpus import save
 from loop_over import loop_over
 from PIL import Image
+from synthetic import tiff
 
 from dask_image_ingest.decode.formats import BadImage
 from dask_image_ingest.decode.formats.header import read_header
@@ -35,19 +36,6 @@ PLANES = [
     {"planarconfig": "separate", "tile": (16, 16)},
     {"planarconfig": "separate", "compression": "zlib", "predictor": 2},
 ]
-
-
-def tiff(array, photometric="minisblack", **options):
-    """A TIFF of an array (height, width, samples)."""
-    file = io.BytesIO()
-    if array.shape[2] == 1:
-        array = array[..., 0]
-    elif options.get("planarconfig") == "separate":
-        array = np.moveaxis(array, 2, 0)
-    else:
-        options = options | {"planarconfig": "contig"}
-    tifffile.imwrite(file, array, photometric=photometric, **options)
-    return file.getvalue()
 
 
 def decode(data, mode="raw"):

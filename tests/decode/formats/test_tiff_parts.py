@@ -12,6 +12,7 @@ import pytest
 import tifffile
 from corpus import save
 from PIL import Image
+from synthetic import tiff
 
 from dask_image_ingest.decode.formats import BadImage, page_shapes
 from dask_image_ingest.decode.formats.header import read_header
@@ -36,19 +37,6 @@ class Counted:
         found = self.data[part]
         self.read, self.slices = self.read + len(found), self.slices + 1
         return found
-
-
-def tiff(array, photometric="minisblack", **options):
-    """A TIFF of an array (height, width, samples)."""
-    file = io.BytesIO()
-    if array.shape[2] == 1:
-        array = array[..., 0]
-    elif options.get("planarconfig") == "separate":
-        array = np.moveaxis(array, 2, 0)
-    else:
-        options = options | {"planarconfig": "contig"}
-    tifffile.imwrite(file, array, photometric=photometric, metadata=None, **options)
-    return file.getvalue()
 
 
 def upright(array, orientation):
@@ -97,7 +85,9 @@ def test_a_region_has_the_pixels_of_a_decode_in_full(rng):
         options |= rng.choice([{}, {"rowsperstrip": rng.randint(1, 50)}, {"tile": (16, 32)}])
         options |= {"byteorder": rng.choice("<>"), "bigtiff": rng.random() < 0.3}
         photometric = "rgb" if shape[2] > 2 else rng.choice(["minisblack", "miniswhite"])
-        data = tiff(array, photometric, extratags=[(274, 3, 1, orientation, True)], **options)
+        data = tiff(
+            array, photometric, metadata=None, extratags=[(274, 3, 1, orientation, True)], **options
+        )
         for region in regions(rng, upright(array, orientation).shape):
             part = decode_region(data, "raw", LARGEST, region)
             np.testing.assert_array_equal(part, region.of(upright(array, orientation)))
@@ -182,7 +172,7 @@ def test_a_region_of_the_old_form_of_jpeg_is_that_of_the_whole(rng):
 @pytest.mark.parametrize("layout", [{"tile": (64, 64)}, {"rowsperstrip": 8}, {}])
 def test_of_a_large_tiff_no_more_is_read_than_the_strips_or_tiles_of_a_region(compression, layout):
     array = np.random.default_rng(0).integers(0, 256, (1024, 1024, 3), np.uint8)
-    data = Counted(tiff(array, "rgb", compression=compression, **layout))
+    data = Counted(tiff(array, "rgb", metadata=None, compression=compression, **layout))
     region = Region(500, 300, 40, 50)
     np.testing.assert_array_equal(decode_region(data, "RGB", LARGEST * 2, region), region.of(array))
     rows = {"tile": 2 * 64 * 64 * 3 * 2, "rowsperstrip": 6 * 8 * 1024 * 3}.get(*layout or [None])
