@@ -42,6 +42,7 @@ animations, pages
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -385,6 +386,7 @@ def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.
     """Stored pixels of some strips or tiles of a TIFF."""
     if mode in ("labels", "raw"):
         if layout.is_picture or layout.is_fax:
+            _refuse_compression(layout)
             return _stored_values(layout.written(data, part, inverted=False), "tiff", mode)
         if reason := layout.unreadable() or _unsuitable(layout, mode):
             kind = "labels" if mode == "labels" else "raw values"
@@ -393,13 +395,29 @@ def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.
         return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values)
     tiff = layout.written(data, part)
     if layout.suits_pillow:
-        if layout.compression not in COMPRESSION_INFO:
-            raise BadImage("unsupported-format", f"TIFF of the compression {layout.compression}")
+        _refuse_compression(layout)
         with suppress(NoColours), _loaded(tiff, "tiff") as image:
             return _converted(image, mode)
     if reason := layout.unreadable():
         raise BadImage("unsupported-format", f"colours can't be read from {reason}")
     return _converted(_tiff_picture(read_samples(tiff), layout), mode)
+
+
+def _refuse_compression(layout: TiffLayout) -> None:
+    """Raise `BadImage` for a compression that Pillow's libtiff was built without."""
+    name = COMPRESSION_INFO.get(layout.compression)
+    if name is None or (name in _OPTIONAL and not _has_codec(name)):
+        raise BadImage("unsupported-format", layout.unsupported)
+
+
+@functools.cache
+def _has_codec(name: str) -> bool:
+    """True if libtiff has a codec: it can then write with it, which its reader does not tell."""
+    try:
+        Image.new("RGB", (8, 8)).save(io.BytesIO(), "TIFF", compression=name)
+    except OSError:
+        return False
+    return True
 
 
 def _tiff_picture(values: np.ndarray, layout: TiffLayout) -> Image.Image:
@@ -436,6 +454,9 @@ def _unsuitable(layout: TiffLayout, mode: Mode) -> str | None:
         return f"{layout.samples} samples of a pixel: these are colours"
     return None
 
+
+# Compressions, by Pillow's names, that libtiff may be built without.
+_OPTIONAL: Final = ("lzma", "webp", "zstd")
 
 # What pixels don't depend on is kept from Pillow.
 _WITHOUT_METADATA: Final[dict[str, Callable[[bytes], bytes | memoryview]]] = {

@@ -36,7 +36,7 @@ from dask_image_ingest.decode.pillow import decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
-from dask_image_ingest.errors import warn_user
+from dask_image_ingest.errors import warn_once
 from dask_image_ingest.typedefs import ImageBatch
 
 # Sets of options that queries use at the same time.
@@ -402,18 +402,12 @@ class BatchPlanner:
         return max(in_full, resized)
 
 
-# Folders of shards with files of several pages that were warned about: once per process.
-_warned_folders: set[str] = set()
-
-
 def _warn_of_pages(image: Origin) -> None:
-    folder = image.shard.rpartition("/")[0]
-    if folder not in _warned_folders:
-        _warned_folders.add(folder)
-        warn_user(
-            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
-            "For a row of every page, read with decode=False and call images.pages() of the frame"
-        )
+    warn_once(
+        f"several pages in {image.shard.rpartition('/')[0]}",
+        f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+        "For a row of every page, read with decode=False and call images.pages() of the frame",
+    )
 
 
 def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
