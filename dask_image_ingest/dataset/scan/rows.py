@@ -447,9 +447,9 @@ def _decode(
         encoded = encoded.take(firsts[order])
         sizes = [of_column[firsts[order]] for of_column in sizes]
     if encoded.parts is not None:
-        # Rows of one picture side by side, which it may be decoded for at once.
-        pictures = [-1 if part is None else part.picture for part in encoded.parts]
-        order = np.argsort(pictures, kind="stable")
+        # Rows of one picture side by side, which it may be decoded for at once; frames in order.
+        pictures = [(-1, 0) if part is None else part[:2] for part in encoded.parts]
+        order = np.lexsort(np.array(pictures, np.int64).reshape(-1, 2).T[::-1])
         if (order[1:] < order[:-1]).any():
             back = np.argsort(order)
             places = back if places is None else back[places]
