@@ -199,8 +199,8 @@ def scale(options: argparse.Namespace) -> None:
             query = frame["embedding"].head(1).iloc[0]
             told("find_nearest", lambda: dii.curate.find_nearest(frame, query, 10))
             told(
-                "find_clusters, k=1000",
-                lambda: dii.curate.find_clusters(frame, 1000)["cluster"].value_counts().compute(),
+                "find_clusters, k=100",
+                lambda: dii.curate.find_clusters(frame, 100)["cluster"].value_counts().compute(),
             )
         verdicts = verdicts.sort_values("__key__")
         of = verdicts["semantic.of"].fillna("-1").astype("int64").to_numpy()

@@ -124,7 +124,7 @@ class StoredVectors:
         found = np.empty((len(rows), self.length), np.float32)
         order = np.argsort(rows, kind="stable")
         cuts = np.searchsorted(rows[order], self.starts)
-        for part in np.flatnonzero(np.diff(cuts)):
+        for part in np.flatnonzero(np.diff(cuts)).tolist():
             places = order[cuts[part] : cuts[part + 1]]
             found[places] = self._of_part(part, rows[places] - self.starts[part])
         return found
@@ -134,10 +134,10 @@ class StoredVectors:
         part = int(np.searchsorted(self.starts, start, "right")) - 1
         if stop > self.starts[part + 1]:
             return self.take(np.arange(start, stop))
-        vectors, first, last = self.parts[part], *(np.array([start, stop]) - self.starts[part])
+        vectors, begin = self.parts[part], int(self.starts[part])
         if isinstance(vectors, str):
-            return self._of_part(part, np.arange(first, last))
-        return vectors[first:last]
+            return self._of_part(part, np.arange(start - begin, stop - begin))
+        return vectors[start - begin : stop - begin]
 
     def _of_part(self, part: int, rows: np.ndarray) -> np.ndarray:
         """The vectors of ascending rows of a part."""
@@ -151,7 +151,7 @@ class StoredVectors:
             with open(vectors, "rb") as file:
                 for first, stop in runs:
                     file.seek(int(rows[first]) * found[0].nbytes)
-                    if file.readinto(found[first:stop]) < found[first:stop].nbytes:
+                    if file.readinto(found[first:stop].data) < found[first:stop].nbytes:
                         raise FileNotFoundError
         except FileNotFoundError:
             raise ClusterError(
@@ -331,7 +331,8 @@ def _nearest_of_clusters(
         for cluster in clusters
         for block in search.blocks(cluster, _DROPPED)
     ]
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
+    ranks, nearest, cosines = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return ranks, nearest, cosines
 
 
 class _Search:
