@@ -410,7 +410,7 @@ def _write_one(
         ):
             index = index_tar(content, shard.url)
             rows, facts = shard_rows(shard, content, index)
-            facts.inode = stored.inode
+            facts.file_id = stored.file_id
             facts.checked = checked_parts(stored, index if content is stored else None)
             data = index_bytes(rows, facts)
     except (ShardError, ShardNotFoundError) as error:
@@ -433,12 +433,14 @@ def _kept(
             open_stored(index, storage_options) as stored,
             open_late(shard, storage_options, stored.check) as content,
         ):
-            if stored.facts.version != shard.version or not is_here:
+            indexed = stored.facts.version, stored.facts.ctime
+            if indexed != (shard.version, shard.ctime) or not is_here:
                 content.open()  # which checks the shard
                 kinds = stored.facts.extensions
                 names = [(kind, name) for kind in kinds for name in kinds[kind]]
                 columns = {f"{kind}/{name}": stored.column(kind, name) for kind, name in names}
-                facts = replace(stored.facts, version=shard.version, inode=content.inode)
+                listed = {"version": shard.version, "ctime": shard.ctime}
+                facts = replace(stored.facts, **listed, file_id=content.file_id)
                 data = index_bytes(pa.table({KEY: stored.keys} | columns), facts)
             damage = _as_text(stored.damage)
             return _Outcome(shard.url, index.url, "kept", len(stored), stored.nbytes, damage), data
@@ -488,6 +490,7 @@ def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
     return ShardFacts(
         size=shard.size,
         version=shard.version,
+        ctime=shard.ctime,
         samples=len(index),
         members=index.members,
         pax=index.pax,

@@ -9,7 +9,14 @@ import numpy as np
 import pytest
 from device_arrays import DeviceArray, device_library
 
-from dask_image_ingest.curate.semantic import k_means, nearest_kept_vectors, nearest_of
+from dask_image_ingest.curate.near_vectors import (
+    StoredVectors,
+    invert,
+    k_means,
+    nearest_kept_vectors,
+    nearest_of,
+    scratch_folder,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -24,17 +31,23 @@ def _vectors(rng, count, length=24):
     return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
+def _lists(vectors, asarray=np.asarray):
+    stored = StoredVectors([vectors], np.array([0, len(vectors)]), vectors.shape[1])
+    with scratch_folder(1 << 30) as scratch:
+        return invert(stored, np.arange(len(vectors)), 0.95, scratch, asarray)
+
+
 # So many that there is one cluster, and so many that there are 70.
 @pytest.mark.parametrize("count", [300, 5000])
 def test_near_vectors_on_a_device_are_those_on_the_host(seed, count):
     vectors = _vectors(np.random.default_rng(seed), count)
-    of, similarity = nearest_kept_vectors(vectors, 0.95)
-    there_of, there_similarity = nearest_kept_vectors(DeviceArray(vectors), 0.95)
+    of, similarity = nearest_kept_vectors(_lists(vectors))
+    there_of, there_similarity = nearest_kept_vectors(_lists(vectors, DeviceArray))
     assert (of >= 0).sum() > count // 10
     assert there_of.tolist() == of.tolist()
     assert there_similarity.tolist() == similarity.tolist()
-    of, similarity = nearest_of(vectors[:200], vectors[200:], 0.95)
-    there_of, there_similarity = nearest_of(vectors[:200], vectors[200:], 0.95, DeviceArray)
+    of, similarity = nearest_of(_lists(vectors), 200)
+    there_of, there_similarity = nearest_of(_lists(vectors, DeviceArray), 200)
     assert there_of.tolist() == of.tolist()
     assert there_similarity.tolist() == similarity.tolist()
 
