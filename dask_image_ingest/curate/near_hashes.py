@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from dask import delayed
 
-from dask_image_ingest.client import client_that_computes
-from dask_image_ingest.computing import SEARCHED, compute, count
+from dask_image_ingest.computing import SEARCHED, compute, count, on_workers
 from dask_image_ingest.curate.table_plan import (
     HASH_WORDS,
     MAX_BITS,
@@ -387,15 +386,7 @@ def _run(
     *arguments: Any,
 ) -> list[Any]:
     """Results of a task for each unit of work; `_MERGED` are merged at once."""
-    client = client_that_computes()
-    if client is not None:
-        # Once for each worker, and not with each task.
-        arguments = tuple(
-            client.scatter(value, broadcast=True, hash=False)
-            if isinstance(value, np.ndarray)
-            else value
-            for value in arguments
-        )
+    arguments = tuple(on_workers(a) if isinstance(a, np.ndarray) else a for a in arguments)
     tasks = [
         delayed(_counted, pure=False)(number, len(units), task, plan, unit, *arguments)
         for number, unit in enumerate(units)
