@@ -172,7 +172,7 @@ def test_hashes_are_counted_once_however_many_tables_search_them(on_cluster, req
     out = io.StringIO()
     with dask.config.set(scheduler=scheduler), dii.progress(out):
         dii.curate.find_duplicates(table, keep="first", identity="number")
-    assert re.search(r", 3,000 hashes searched \([\d,]+/s\)", out.getvalue())
+    assert re.search(r", 3,000 rows searched \([\d,]+/s\)", out.getvalue())
 
 
 def test_a_terminal_has_one_line(monkeypatch):

@@ -25,8 +25,7 @@ from typing import Any
 import numpy as np
 from dask import delayed
 
-from dask_image_ingest.client import client_that_computes
-from dask_image_ingest.computing import SEARCHED, compute, count
+from dask_image_ingest.computing import SEARCHED, compute, count, on_workers
 from dask_image_ingest.curate.table_plan import (
     HASH_WORDS,
     MAX_BITS,
@@ -387,15 +386,7 @@ def _run(
     *arguments: Any,
 ) -> list[Any]:
     """Results of a task for each unit of work; `_MERGED` are merged at once."""
-    client = client_that_computes()
-    if client is not None:
-        # Once for each worker, and not with each task.
-        arguments = tuple(
-            client.scatter(value, broadcast=True, hash=False)
-            if isinstance(value, np.ndarray)
-            else value
-            for value in arguments
-        )
+    arguments = tuple(on_workers(a) if isinstance(a, np.ndarray) else a for a in arguments)
     tasks = [
         delayed(_counted, pure=False)(number, len(units), task, plan, unit, *arguments)
         for number, unit in enumerate(units)
@@ -651,20 +642,18 @@ class _Compare:
         Last, the bits that differ. ``words`` is uint64 (4, size, groups), of about `_BLOCK` hashes.
         """
         _, size, groups = words.shape
-        start = 0
-        while start < size - 1:
-            others = size - 1 - start
-            stop = start + min(others, max(1, _BLOCK // (others * groups)))
-            likely = self.likely(words[:, start:stop, None], words[:, None, start + 1 :])
+        # Rows beside those that follow by one, by two ...: half way around the group is all pairs.
+        around = np.concatenate([words, words[:, : size // 2]], axis=1)
+        for step in range(1, size // 2 + 1):
+            rows = step if 2 * step == size else size  # half way, each pair is there twice
+            likely = self.likely(around[:, :rows], around[:, step : step + rows])
             if len(likely):
-                one, rest = np.divmod(likely, others * groups)
-                other, group = np.divmod(rest, groups)
-                one, other = one + start, other + start + 1
-                differing = words[:, one, group] ^ words[:, other, group]
-                bits = np.bitwise_count(differing).sum(axis=0, dtype=np.int64)
-                near = (bits <= self.distance) & (one < other)
-                yield one[near], other[near], group[near], bits[near]
-            start = stop
+                row, group = np.divmod(likely, groups)
+                bits = hamming(around[:, row, group].T, around[:, row + step, group].T)
+                near = bits <= self.distance
+                row, group, bits = row[near], group[near], bits[near]
+                other = (row + step) % size
+                yield np.minimum(row, other), np.maximum(row, other), group, bits
 
 
 def compare_all(queries: np.ndarray, words: np.ndarray, distance: int) -> np.ndarray:
