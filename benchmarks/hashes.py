@@ -6,8 +6,8 @@
 
 Each line is a process of its own. Pairs are planted at 8, 16, 24 and 31 bits, 1 % of a million rows
 at each. `look` takes a second look at pairs of 25 to 64 bits, all of which show one picture. `new`
-compares 1 % new hashes with the others, as stored. Peers (faiss, imagededup) run where they are installed, in
-one thread; they need nothing of this package but this file.
+compares 1 % new hashes with the others, as stored. Peers (faiss, imagededup) run where they are
+installed, in one thread; they need nothing of this package but this file.
 """
 
 import argparse
