@@ -148,9 +148,30 @@ def test_the_answer_is_the_same_whatever_the_partitions_are_and_from_stored_thum
     for frame in (table, *(dd.from_pandas(shuffled, npartitions=n) for n in (1, 5))):
         found = verdicts(frame).loc[expected.index]
         pd.testing.assert_frame_equal(found, expected, check_index_type=False)
-    short = table.assign(**{"fingerprint.thumbnail": [[1, 2, 3]] * len(table)})
-    with pytest.raises(dii.ArgumentError, match="lists of 1,024 pixels"):
-        verdicts(short)
+
+
+@pytest.mark.parametrize(
+    ("thumbnail", "reason"),
+    [
+        ([1, 2, 3], "lists of 1,024 pixels"),
+        ([None] * 1024, "lists of 1,024 pixels"),
+        ([0.5] * 1024, "double"),
+        ([300] * 1024, "0 to 255"),
+        ("a text", "string"),
+    ],
+)
+def test_thumbnails_of_another_kind_are_refused(thumbnail, reason):
+    frame = pd.DataFrame({
+        "__key__": ["a", "b"], "__url__": "photos.tar",
+        "fingerprint.pdq": ["0" * 64, "0" * 56 + "f" * 8],
+        "fingerprint.thumbnail": [thumbnail] * 2,
+    })  # fmt: skip
+    with pytest.raises(dii.ArgumentError, match=reason) as caught:
+        find_duplicates(frame, keep="first")
+    assert "fingerprint.thumbnail" in str(caught.value)
+    assert find_duplicates(frame, keep="first", second_look=0)["duplicate.keep"].all()
+    missing = frame.assign(**{"fingerprint.thumbnail": None})
+    assert find_duplicates(missing, keep="first")["duplicate.keep"].all()
 
 
 def test_later_images_are_looked_at_beside_stored_ones(collection, tmp_path):
