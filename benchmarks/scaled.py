@@ -185,7 +185,8 @@ def tell_changes(kind: str, jpegs: list[bytes]) -> None:
             )
             for f, originals in ((1, hashes), (factor, changed_hashes))
         ]
-        print(f"    pairs with a copy that flip at 24 bits: {(are_near[0] != are_near[1]).mean():.4f}")
+        flips = (are_near[0] != are_near[1]).mean()
+        print(f"    pairs with a copy that flip at 24 bits: {flips:.4f}")
 
 
 def signals_of(images: list[np.ndarray]) -> pd.DataFrame:
@@ -212,7 +213,7 @@ def tell_times(kind: str, samples: list[Sample], repeats: int) -> None:
     }
     for name, use in uses.items():
         times = [
-            least(lambda f=factor: [use(decoded(jpeg, f)) for jpeg in jpegs], repeats)
+            least(lambda u=use, f=factor: [u(decoded(jpeg, f)) for jpeg in jpegs], repeats)
             for factor in (1, 2, 4)
         ]
         shown = ", ".join(f"{1000 * seconds / len(jpegs):.2f}" for seconds in times)

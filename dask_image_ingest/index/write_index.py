@@ -439,8 +439,12 @@ def _kept(
                 kinds = stored.facts.extensions
                 names = [(kind, name) for kind in kinds for name in kinds[kind]]
                 columns = {f"{kind}/{name}": stored.column(kind, name) for kind, name in names}
-                listed = {"version": shard.version, "ctime": shard.ctime}
-                facts = replace(stored.facts, **listed, file_id=content.file_id)
+                facts = replace(
+                    stored.facts,
+                    version=shard.version,
+                    ctime=shard.ctime,
+                    file_id=content.file_id,
+                )
                 data = index_bytes(pa.table({KEY: stored.keys} | columns), facts)
             damage = _as_text(stored.damage)
             return _Outcome(shard.url, index.url, "kept", len(stored), stored.nbytes, damage), data

@@ -298,7 +298,11 @@ def infos_of(
 ) -> list[Info | None]:
     """Infos of many, asked for at once."""
     ask_all = request_all if fs.async_impl else map
-    return [*ask_all(lambda one: info_of(fs, *one, is_beside), zip(paths, urls, strict=True))]
+
+    def ask(file: tuple[str, str]) -> Info | None:
+        return info_of(fs, *file, is_beside)
+
+    return [*ask_all(ask, zip(paths, urls, strict=True))]
 
 
 def look_up(

@@ -1,4 +1,4 @@
-"""Decode moved rows in chunks: for chunked functions, for split partitions, for batches."""
+"""Decode moved rows in chunks: of split partitions, and for batches."""
 
 from __future__ import annotations
 
@@ -6,23 +6,21 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import dask
 import dask.dataframe as dd
 import numpy as np
-from dask.dataframe.dispatch import concat
 from distributed import Client
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
+from dask_image_ingest.dataset.plan.base_nodes import PreservesRows
 from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, SAME_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Scan, ScanPlaceholder, Steps
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (
     Fetch,
     decode_partition,
-    decode_pieces,
     encoded_sizes,
     fetch,
     fetch_rows,
@@ -30,69 +28,9 @@ from dask_image_ingest.dataset.references.fetch import (
     references_of,
 )
 from dask_image_ingest.dataset.scan.rows import ColumnDecode, logged_once, slices_by_size
-from dask_image_ingest.frames import BackendName, backend_of, get_backend
+from dask_image_ingest.frames import BackendName, backend_of
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 from dask_image_ingest.typedefs import DataFrame
-
-
-def _apply(
-    frame: DataFrame, function: Callable[..., Any], args: tuple[Any, ...], _meta: DataFrame
-) -> Any:
-    return function(frame, *args)
-
-
-def _apply_in_chunks(
-    frame: DataFrame,
-    images: Sequence[ColumnDecode],
-    name: BackendName,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    _meta: DataFrame,
-) -> Any:
-    backend = get_backend(name)
-    # A piece exceeds its size by less than an image, and must not exceed what a column holds.
-    largest = min(backend.partition_memory(), backend.largest_partition // 2)
-    results = [function(piece, *args) for piece in decode_pieces(frame, images, largest, name)]
-    return results[0] if len(results) == 1 else concat(results)
-
-
-class ChunkedMap(ImageNode, dx.Blockwise):
-    """Maps partitions by a function whose results over chunks of a partition can be concatenated.
-
-    Moved rows are decoded chunk by chunk: a shuffle may bring any number of images to a partition,
-    and the graph can't split partitions whose size is unknown when it is built.
-    """
-
-    _parameters: ClassVar = ["frame", "function", "args", "meta"]
-    operation: ClassVar[Any] = staticmethod(_apply)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.operand("meta")
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (self.frame.npartitions + 1)
-
-    def _lower(self) -> dx.Expr | None:
-        frame = self.frame
-        if type(frame) is not Decode or frame.only is not None:
-            return None
-        lowered = frame._lower()
-        decode = frame if lowered is None else lowered
-        if not isinstance(decode, Decode):
-            return None  # one task with its scan
-        backend = backend_of(frame._meta).name
-        return _ChunkedMapOfReferences(decode.frame, decode.images, backend, *self.operands[1:])
-
-
-class _ChunkedMapOfReferences(ChunkedMap):
-    """The map over references; decodes them itself."""
-
-    _parameters: ClassVar = ["frame", "images", "backend", "function", "args", "meta"]
-    operation = staticmethod(_apply_in_chunks)
-
-    def _lower(self) -> None:
-        return None
 
 
 def _rows(frame: DataFrame, start: int, end: int) -> DataFrame:
