@@ -263,7 +263,7 @@ def known_lengths(expr: dx.Expr) -> list[int] | None:
     scan = expr.simplify()
     if not isinstance(scan, Scan) or scan.dataset.options.shard_errors != "raise":
         return None
-    lengths = [length for length in scan.lengths if length is not None]
+    lengths = [length for length in scan.counted if length is not None]
     return lengths if len(lengths) == scan.npartitions else None
 
 
