@@ -7,8 +7,9 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import dask
@@ -481,18 +482,19 @@ class ReferenceSource(LazySource):
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(rows_on_host(decode.rows)), image)
         self._backend = backend_of(decode.rows._meta)  # of what is decoded
-        self._last = decode
+        # A failure is logged once in a loop, not for each group of rows.
+        images = tuple(replace(image, told=set()) for image in decode.images)
+        self._last = replace(decode, images=images)
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
-        # Image columns with failures that were logged: not again for each group of rows.
-        self._told: set[Hashable]
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
-        self._told = set()
+        for image in self._last.images:
+            (image.told or set()).clear()
         set_up = self._backend.thread_setup()
         self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
         self._gathering.submit(set_up)
@@ -541,17 +543,17 @@ class ReferenceSource(LazySource):
         decode = (self._last if shape is None else self._last.resized(shape)).function
         seeds = draws if self._last.is_random and draws.any() else None
         rows = self._gathering.submit(_gather, parts, order)
-        ahead, told = self._ahead, self._told
+        ahead = self._ahead
         if self._client is not None:
             sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
             name = f"{len(order)} rows of several partitions"
             decoded = self._threads.submit(lambda: self._fetch(sent.result(), lambda: name))
         elif ahead is None:
-            decoded = self._threads.submit(lambda: decode(rows.result(), seeds, told=told))
+            decoded = self._threads.submit(lambda: decode(rows.result(), seeds))
         else:
             fetch = self._gathering.submit(lambda: ahead.take(rows.result()))
             decoded = self._threads.submit(
-                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result(), told=told)
+                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result())
             )
 
         def result() -> tuple[BatchRows, np.ndarray]:
