@@ -86,13 +86,27 @@ def with_meme_text(image: Image.Image) -> Image.Image:
     return image
 
 
-# Small changes, which people make by hand.
+def cut_off(image: Image.Image, left: float, top: float = 0) -> Image.Image:
+    """Without these shares of the width and of the height, at one end."""
+    return image.crop((round(image.width * left), round(image.height * top), *image.size))
+
+
+def with_inset(image: Image.Image, share: float) -> Image.Image:
+    """With the picture turned upside down over this share of it, in the middle."""
+    inset, image = ImageOps.flip(ImageOps.scale(image, share**0.5)), image.copy()
+    image.paste(inset, ((image.width - inset.width) // 2, (image.height - inset.height) // 2))
+    return image
+
+
+# Small changes, which people make by hand; the last ones make another picture of one scene.
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "encoded again": lambda image: image,
     "halved": lambda image: ImageOps.scale(image, 0.5),
     "cropped by 1 %": lambda image: cropped(image, 0.01),
     "cropped by 2 %": lambda image: cropped(image, 0.02),
     "cropped by 5 %": lambda image: cropped(image, 0.05),
+    "the left 5 % cut off": lambda image: cut_off(image, 0.05),
+    "left and top 5 %": lambda image: cut_off(image, 0.05, 0.05),
     # Without the corners that a rotation leaves empty.
     "rotated by 1 degree": lambda image: cropped(image.rotate(1, Image.Resampling.BICUBIC), 0.04),
     "border of 1 %": lambda image: ImageOps.expand(image, round(max(image.size) / 100), "black"),
@@ -101,6 +115,9 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "caption": captioned,
     "meme text": with_meme_text,
     "logo": with_logo,
+    "another 5 % of it": lambda image: with_inset(image, 0.05),
+    "another 10 %": lambda image: with_inset(image, 0.1),
+    "another 20 %": lambda image: with_inset(image, 0.2),
 }
 
 
@@ -166,34 +183,63 @@ def find_changed(samples: list[Sample], folder: Path) -> None:
     Of every other photograph: with those left out the second look's thresholds were chosen.
     """
     samples = samples[1::2]
+    pages = write_shards(folder / "pages", drawn_pages(), per_shard=500)
     made = (new for sample in samples for new in changed(sample, CHANGES))
     every = write_shards(folder / "changed", made, per_shard=500)
     originals = write_shards(folder / "originals", iter(samples), per_shard=500)
     hashed = []
-    for shards in (every, originals):
+    for shards in (every, originals, pages):
         ddf = dii.read_webdataset_images(shards, backend="pandas")
         fingerprints = dii.curate.compute_fingerprints(ddf, ["pdq", "pixels", "thumbnail"])
         hashed.append(fingerprints.drop(columns=["image", "error"]).persist())
-    shares, wrong = {}, {}
+    *hashed, hashed_pages = hashed
+    shares, wrong, wrong_pages = {}, {}, {}
     for name, options in {
         "24 bits": {"second_look": 0},
         "31 bits": {"distance": 31, "second_look": 0},
         "64 bits": {"distance": 64, "second_look": 0},
         "second look": {},
+        "look at 80": {"second_look": 80},
     }.items():
         table = dii.curate.find_overlaps(*hashed, **options)[["__key__", "overlap.of"]].compute()
         number, of = table["__key__"].astype(int), table["overlap.of"].astype("Int64")
         right = (number // len(CHANGES) == of).fillna(False).astype(bool)
         shares[name] = right.groupby(number % len(CHANGES)).mean().tolist()
         wrong[name] = int((of.notna() & ~right).sum())
+        kept = dii.curate.find_duplicates(hashed_pages, **options)["duplicate.keep"].compute()
+        wrong_pages[name] = int((~kept).sum())
     for name, (package, hash_of, most) in HASHES.items():
         if find_spec(package):
             shares[name], wrong[name] = found_by(hash_of, most, samples)
+            hashes = np.stack([hash_of(opened(page)) for page in drawn_pages()])
+            near = np.tril((hashes[:, None] != hashes).sum(axis=2) <= most, -1)
+            wrong_pages[name] = int(near.any(axis=1).sum())
     print(f"{len(samples):,} photographs, each changed, found beside the photographs:")
     print(f"{'':20} " + " ".join(f"{name:>18}" for name in shares))
     for number, change in enumerate(CHANGES):
         print(f"{change:20} " + " ".join(f"{of[number]:18.2f}" for of in shares.values()))
-    print(f"{'wrong ones':20} " + " ".join(f"{count:18}" for count in wrong.values()) + "\n")
+    print(f"{'wrong ones':20} " + " ".join(f"{count:18}" for count in wrong.values()))
+    print(f"{'pages near others':20} " + " ".join(f"{n:18}" for n in wrong_pages.values()) + "\n")
+
+
+def drawn_pages(count: int = 30) -> Iterator[Sample]:
+    """So many of ten kinds of pages: those of `issues.py`, and forms and slides of one layout."""
+    from issues import drawings
+
+    for seed in range(2000, 2000 + count):
+        random = np.random.default_rng(seed)
+        pages = [image for _, image in drawings(seed)]
+        for paper, ink in (("white", "black"), ("#d8d4c8", "black"), ("#18285c", "white")):
+            page = Image.new("RGB", (960, 540) if ink == "white" else (620, 877), paper)
+            draw = ImageDraw.Draw(page)
+            for top in range(40, page.height - 60, 60):
+                if ink == "black":
+                    draw.rectangle((60, top, 560, top + 40), outline=ink)
+                letters = random.integers(97, 123, (random.integers(1, 5), 6)).astype(np.uint8)
+                text = " ".join(bytes(word).decode() for word in letters)
+                draw.text((80, top + 8), text, fill=ink, font_size=22)
+            pages.append(page)
+        yield from (Sample(encoded(page, "JPEG", quality=90), "a page", 0) for page in pages)
 
 
 def phash(image: Image.Image) -> np.ndarray:
@@ -208,8 +254,16 @@ def pdqhash(image: Image.Image) -> np.ndarray:
     return pdqhash.compute(np.asarray(image))[0].astype(bool)
 
 
+def imagededup_phash(image: Image.Image) -> np.ndarray:
+    from imagededup.methods import PHash
+
+    text = PHash(verbose=False).encode_image(image_array=np.asarray(image))
+    return np.array([digit == "1" for digit in f"{int(text, 16):064b}"])
+
+
 # Hashes of other packages: the package, the function, and the most bits of a match.
 HASHES = {
+    "imagededup, 10 of 64": ("imagededup", imagededup_phash, 10),
     "imagehash, 10 of 64": ("imagehash", phash, 10),
     "pdqhash, 31 of 256": ("pdqhash", pdqhash, 31),
 }
@@ -219,10 +273,6 @@ def found_by(
     hash_of: Callable[[Image.Image], np.ndarray], most: int, samples: list[Sample]
 ) -> tuple[list[float], int]:
     """Share of each change that is nearest to its photograph, and how many to another one."""
-
-    def opened(sample: Sample) -> Image.Image:
-        return Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
-
     originals = np.stack([hash_of(opened(sample)) for sample in samples])
     found, wrong = np.zeros((len(samples), len(CHANGES)), bool), 0
     for row, sample in enumerate(samples):
@@ -233,11 +283,15 @@ def found_by(
     return found.mean(axis=0).tolist(), wrong
 
 
+def opened(sample: Sample) -> Image.Image:
+    return Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+
+
 def changed(
     sample: Sample, changes: dict[str, Callable[[Image.Image], Image.Image]]
 ) -> Iterator[Sample]:
     """The sample after each change, encoded as JPEG of quality 90."""
-    image = Image.open(io.BytesIO(sample.jpeg)).convert("RGB")
+    image = opened(sample)
     for change in changes.values():
         yield sample._replace(jpeg=encoded(change(image), "JPEG", quality=90))
 

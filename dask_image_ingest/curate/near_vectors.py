@@ -87,8 +87,8 @@ class Scratch:
             return vectors
         try:
             os.makedirs(self.folder, exist_ok=True)  # a worker may not share the client's disk
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".npy", delete=False) as file:
-                np.save(file, vectors)
+            with tempfile.NamedTemporaryFile(dir=self.folder, delete=False) as file:
+                vectors.tofile(file)
         except OSError as error:
             raise DaskImageIngestError(
                 f"vectors can't be stored in {self.folder}: {error}. Set temporary-directory in "
@@ -113,25 +113,52 @@ def scratch_folder(memory: int) -> Iterator[Scratch]:
 
 @dataclass(frozen=True)
 class StoredVectors:
-    """Unit vectors, float32 (n, d), in parts: arrays, or the paths of files with one each."""
+    """Unit vectors, float32 (n, d), in parts: arrays, or the paths of files with their numbers."""
 
     parts: Sequence[np.ndarray | str]
     starts: np.ndarray  # the row that each part begins with, and the number of all
     length: int  # d
 
-    def opened(self) -> StoredVectors:
-        """The same with the files mapped to memory."""
-        return replace(self, parts=[_open(p) if isinstance(p, str) else p for p in self.parts])
-
     def take(self, rows: np.ndarray) -> np.ndarray:
-        """The vectors of any rows, once `opened`."""
+        """The vectors of any rows."""
         found = np.empty((len(rows), self.length), np.float32)
-        part = np.searchsorted(self.starts, rows, "right") - 1
-        order = np.argsort(part, kind="stable")
-        cuts = np.searchsorted(part[order], np.arange(len(self.parts) + 1))
-        for number in np.unique(part):
-            places = order[cuts[number] : cuts[number + 1]]
-            found[places] = self.parts[number][rows[places] - self.starts[number]]
+        order = np.argsort(rows, kind="stable")
+        cuts = np.searchsorted(rows[order], self.starts)
+        for part in np.flatnonzero(np.diff(cuts)).tolist():
+            places = order[cuts[part] : cuts[part + 1]]
+            found[places] = self._of_part(part, rows[places] - self.starts[part])
+        return found
+
+    def between(self, start: int, stop: int) -> np.ndarray:
+        """The vectors of rows one after the other; not copied if they are in memory."""
+        part = int(np.searchsorted(self.starts, start, "right")) - 1
+        if stop > self.starts[part + 1]:
+            return self.take(np.arange(start, stop))
+        vectors, begin = self.parts[part], int(self.starts[part])
+        if isinstance(vectors, str):
+            return self._of_part(part, np.arange(start - begin, stop - begin))
+        return vectors[start - begin : stop - begin]
+
+    def _of_part(self, part: int, rows: np.ndarray) -> np.ndarray:
+        """The vectors of ascending rows of a part."""
+        vectors = self.parts[part]
+        if not isinstance(vectors, str):
+            return vectors[rows]
+        found = np.empty((len(rows), self.length), np.float32)
+        runs = pairwise([0, *(np.flatnonzero(np.diff(rows) != 1) + 1).tolist(), len(rows)])
+        try:
+            # Not mapped to memory: what is mapped counts as the worker's, which would be ended.
+            with open(vectors, "rb") as file:
+                for first, stop in runs:
+                    file.seek(int(rows[first]) * found[0].nbytes)
+                    if file.readinto(found[first:stop].data) < found[first:stop].nbytes:
+                        raise FileNotFoundError
+        except FileNotFoundError:
+            raise ClusterError(
+                f"the file {vectors}, which another worker has written, is not here. Set "
+                "temporary-directory in the client's configuration of Dask to a folder that all "
+                "workers share, or pass a larger memory=, with which no files are needed"
+            ) from None
         return found
 
     def joined(self, others: StoredVectors) -> StoredVectors:
@@ -139,17 +166,6 @@ class StoredVectors:
         starts = np.concatenate([self.starts[:-1], self.starts[-1] + others.starts])
         length = max(self.length, others.length)
         return StoredVectors([*self.parts, *others.parts], starts, length)
-
-
-def _open(path: str) -> np.ndarray:
-    try:
-        return np.asarray(np.load(path, mmap_mode="r"))
-    except FileNotFoundError:
-        raise ClusterError(
-            f"the file {path}, which another worker has written, is not here. Set "
-            "temporary-directory in the client's configuration of Dask to a folder that all "
-            "workers share, or pass a larger memory=, with which no files are needed"
-        ) from None
 
 
 @dataclass(frozen=True)
@@ -262,7 +278,7 @@ def _centers(
     number = int(np.sqrt(len(rows)))
     random = np.random.default_rng(0)
     sample = np.sort(random.permutation(len(rows))[: SAMPLED * number])
-    return on_host(k_means(asarray(vectors.opened().take(rows[sample])), number, random))
+    return on_host(k_means(asarray(vectors.take(rows[sample])), number, random))
 
 
 def _clusters(
@@ -273,7 +289,7 @@ def _clusters(
     asarray: Callable[[np.ndarray], Array],
 ) -> np.ndarray:
     """The number of each row's nearest center."""
-    taken, there = vectors.opened().take(rows[slice(*ranks)]), asarray(centers)
+    taken, there = vectors.take(rows[slice(*ranks)]), asarray(centers)
     blocks = (asarray(taken[slice(*block)]) for block in _ranges(len(taken), _BLOCK))
     return np.concatenate([on_host((block @ there.T).argmax(axis=1)) for block in blocks])
 
@@ -282,7 +298,7 @@ def _ordered(
     places: tuple[int, int], vectors: StoredVectors, rows: np.ndarray, scratch: Scratch
 ) -> np.ndarray | str:
     start, stop = places
-    return scratch.put(vectors.opened().take(rows[start:stop]))
+    return scratch.put(vectors.take(rows[start:stop]))
 
 
 def _decide(
@@ -315,7 +331,8 @@ def _nearest_of_clusters(
         for cluster in clusters
         for block in search.blocks(cluster, _DROPPED)
     ]
-    return tuple(np.concatenate(parts) for parts in zip(*found, strict=True))
+    ranks, nearest, cosines = (np.concatenate(parts) for parts in zip(*found, strict=True))
+    return ranks, nearest, cosines
 
 
 class _Search:
@@ -323,7 +340,7 @@ class _Search:
 
     def __init__(self, lists: InvertedLists, status: np.ndarray) -> None:
         self._lists = lists
-        self._vectors = lists.vectors.opened()
+        self._vectors = lists.vectors
         self._centers = lists.asarray(lists.centers)
         self._least = _least(lists.threshold)
         self.status = status.copy()
@@ -349,15 +366,16 @@ class _Search:
                 found = self._earlier(block[asking], vectors[to_device_of(asking, vectors)], others)
                 drops[asking] |= found[0]
                 waits[asking] |= found[1]
-            left = np.flatnonzero(~drops)
-            self._decide_block(block[left], vectors[to_device_of(left, vectors)], waits[left])
             self.status[block[drops]] = _DROPPED
+            left = np.flatnonzero(~drops)
+            if len(left):
+                self._decide_block(block[left], vectors[to_device_of(left, vectors)], waits[left])
 
     def _decide_block(self, block: np.ndarray, vectors: Array, waits: np.ndarray) -> None:
         """Decide rows of a cluster that are near no kept row before the block."""
         is_near = on_host(vectors @ vectors.T >= self._least)
         status = np.where(waits, _UNDECIDED, _KEPT)
-        for row in np.flatnonzero(np.tril(is_near, -1).any(axis=1)):
+        for row in np.flatnonzero(is_near.argmax(axis=1) < np.arange(len(block))):
             before = status[:row][is_near[row, :row]]
             if (before == _KEPT).any():
                 status[row] = _DROPPED
@@ -410,10 +428,21 @@ class _Search:
         )
 
     def _cosines(self, vectors: Array, others: np.ndarray) -> Iterator[tuple[np.ndarray, Array]]:
-        """Some of the places of others at a time, and the cosines with these."""
+        """Ascending places, of others or between them, and the cosines with these (else -inf)."""
         for some in _ranges(len(others), _OTHERS):
             places = others[slice(*some)]
-            yield places, vectors @ self._at(places).T
+            start, stop = int(places[0]), int(places[-1]) + 1
+            if stop - start > 2 * len(places):
+                yield places, vectors @ self._at(places).T
+                continue
+            # A product with more vectors costs less than a copy of some.
+            every = self._lists.asarray(self._vectors.between(start, stop))
+            cosines = vectors @ every.T
+            if stop - start > len(places):
+                is_gap = np.ones(stop - start, bool)
+                is_gap[places - start] = False
+                cosines[:, to_device_of(np.flatnonzero(is_gap), vectors)] = -np.inf
+            yield np.arange(start, stop), cosines
 
     def _visits(self, vectors: Array, cluster: int) -> Iterator[tuple[int, np.ndarray]]:
         """Other clusters to search for vectors of a cluster, and the numbers of these vectors."""
@@ -426,10 +455,11 @@ class _Search:
         cosines = vectors @ self._centers.T
         difference = cosines[:, cluster][:, None] - cosines
         is_near = difference <= to_device_of(reach.astype(np.float32), vectors)
-        clusters, numbers = np.nonzero(on_host(is_near).T)
-        others, first = np.unique(clusters, return_index=True)
+        numbers, clusters = np.nonzero(on_host(is_near))
+        numbers = numbers[np.argsort(clusters, kind="stable")]
+        others, first = np.unique(clusters, return_counts=True)
         # Not strict: without clusters np.split still returns one part.
-        yield from zip(others.tolist(), np.split(numbers, first[1:]), strict=False)
+        yield from zip(others.tolist(), np.split(numbers, first.cumsum()[:-1]), strict=False)
 
     def _at(self, places: np.ndarray) -> Array:
         return self._lists.asarray(self._vectors.take(places))

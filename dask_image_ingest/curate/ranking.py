@@ -383,8 +383,10 @@ def _thumbnails_of_ids(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Numbers of those of the ids, ascending, that a partition has, and their thumbnails."""
     table = partition_table(frame)
-    length = pc.fill_null(pc.list_value_length(table[THUMBNAIL]), 0)
-    if not pc.all(pc.is_in(length, pa.array([0, SIDE_OF_THUMBNAIL**2], length.type))).as_py():
+    column = _cast(table[THUMBNAIL], THUMBNAIL, pa.list_(pa.uint8()))
+    length = pc.fill_null(pc.list_value_length(column), 0)
+    is_whole = pc.all(pc.is_in(length, pa.array([0, SIDE_OF_THUMBNAIL**2], length.type))).as_py()
+    if not is_whole or pc.list_flatten(column).null_count:
         raise ArgumentError(
             f"the column {THUMBNAIL!r} has other values than compute_fingerprints() gives: lists "
             f"of {SIDE_OF_THUMBNAIL**2:,} pixels"
@@ -392,8 +394,7 @@ def _thumbnails_of_ids(
     ids = row_ids(table, identity)
     # NumPy before 2.2 overflows where it chooses a table for ids of 64 bits.
     chosen = np.isin(ids, wanted, kind="sort") & (length.to_numpy() > 0)
-    lists = table[THUMBNAIL].filter(pa.array(chosen))
-    pixels = pc.list_flatten(lists).to_numpy().astype(np.uint8)
+    pixels = pc.list_flatten(column.filter(pa.array(chosen))).to_numpy()
     return np.searchsorted(wanted, ids[chosen]), pixels
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Literal
@@ -10,8 +11,10 @@ from typing import Literal
 import numpy as np
 import pyarrow as pa
 import xxhash
+from dask import delayed
 
 from dask_image_ingest.arguments import memory_limit, shown, whole_number
+from dask_image_ingest.computing import compute, on_workers
 from dask_image_ingest.curate.near_hashes import MEMORY
 from dask_image_ingest.curate.near_vectors import (
     SAMPLED,
@@ -198,13 +201,19 @@ def find_clusters(frame: Frame, k: int, *, column: str = "embedding", seed: int 
     if len(sampled) < k:
         raise ArgumentError(f"k={k}: the column {column!r} has {len(sampled)} vectors")
     meta = frame._meta if isinstance(frame, FrameBase) else frame
-    sampled = backend_of(meta).numpy.asarray(sampled)
-    centers = on_host(k_means(sampled, k, np.random.default_rng(seed), spread=True))
+    asarray = backend_of(meta).numpy.asarray
+    (centers,) = compute(delayed(_centers)(on_workers(sampled), k, seed, asarray))
     nearest = functools.partial(_nearest, centers=centers)
     return map_vectors(
         frame, [column], {"cluster": "int32"}, nearest,
         length=centers.shape[1], directed=True, called_by="find_clusters", writes=False,
     )  # fmt: skip
+
+
+def _centers(
+    sampled: np.ndarray, k: int, seed: int, asarray: Callable[[np.ndarray], Array]
+) -> np.ndarray:
+    return on_host(k_means(asarray(sampled), k, np.random.default_rng(seed), spread=True))
 
 
 def _sample(frame: DataFrame, column: str, count: int, seed: int) -> _Sample:

@@ -227,8 +227,8 @@ def _write_part(
     if not len(rows) and not keeps_empty:
         return _NAMES
     table = pa.Table.from_pandas(rows, schema, preserve_index=False)
-    metadata = {**(table.schema.metadata or {}), **schema.metadata}
-    table = table.replace_schema_metadata(metadata)
+    # Without pandas' metadata, which name dtypes of this package: pandas alone fails at them.
+    table = table.replace_schema_metadata(schema.metadata)
     name = f"{uuid.uuid4().hex}.parquet"
     with output.scratch() as file:
         with parquet.ParquetWriter(file, table.schema) as writer:

@@ -103,17 +103,14 @@ class LocalReader(ByteReader):
         try:
             status = translate_errors(path, os.fstat, self._descriptor)
             refuse_special(path, status.st_mode)
-            self._size, self._inode = status.st_size, status.st_ino
+            self._size = status.st_size
+            # Devices have other numbers on another day; inodes of two new disks are the same.
+            self.file_id = f"{os.fstatvfs(self._descriptor).f_fsid:x}-{status.st_ino}"
             self._version = status.st_size, status.st_mtime_ns
             self.shard = Shard.of_file(path, status)
         except BaseException:
             self.close()
             raise
-
-    @property
-    def file_id(self) -> str:
-        # Devices have other numbers on another day; inodes of two new disks are the same.
-        return f"{os.fstatvfs(self._descriptor).f_fsid:x}-{self._inode}"
 
     def __len__(self) -> int:
         return self._size

@@ -148,9 +148,30 @@ def test_the_answer_is_the_same_whatever_the_partitions_are_and_from_stored_thum
     for frame in (table, *(dd.from_pandas(shuffled, npartitions=n) for n in (1, 5))):
         found = verdicts(frame).loc[expected.index]
         pd.testing.assert_frame_equal(found, expected, check_index_type=False)
-    short = table.assign(**{"fingerprint.thumbnail": [[1, 2, 3]] * len(table)})
-    with pytest.raises(dii.ArgumentError, match="lists of 1,024 pixels"):
-        verdicts(short)
+
+
+@pytest.mark.parametrize(
+    ("thumbnail", "reason"),
+    [
+        ([1, 2, 3], "lists of 1,024 pixels"),
+        ([None] * 1024, "lists of 1,024 pixels"),
+        ([0.5] * 1024, "double"),
+        ([300] * 1024, "0 to 255"),
+        ("a text", "string"),
+    ],
+)
+def test_thumbnails_of_another_kind_are_refused(thumbnail, reason):
+    frame = pd.DataFrame({
+        "__key__": ["a", "b"], "__url__": "photos.tar",
+        "fingerprint.pdq": ["0" * 64, "0" * 56 + "f" * 8],
+        "fingerprint.thumbnail": [thumbnail] * 2,
+    })  # fmt: skip
+    with pytest.raises(dii.ArgumentError, match=reason) as caught:
+        find_duplicates(frame, keep="first")
+    assert "fingerprint.thumbnail" in str(caught.value)
+    assert find_duplicates(frame, keep="first", second_look=0)["duplicate.keep"].all()
+    missing = frame.assign(**{"fingerprint.thumbnail": None})
+    assert find_duplicates(missing, keep="first")["duplicate.keep"].all()
 
 
 def test_later_images_are_looked_at_beside_stored_ones(collection, tmp_path):
@@ -177,15 +198,15 @@ def test_a_mirrored_crop_is_found_where_mirror_images_are_asked_for(photographs,
     assert (found["duplicate.distance"] > 24).any()
 
 
-def forms(count):
+def forms(count, paper=255, ink=0):
     """Thumbnails of forms of one layout that differ in their words."""
     pages = []
     for number in range(count):
-        page = Image.new("L", (300, 400), 255)
+        page = Image.new("L", (300, 400), paper)
         draw = ImageDraw.Draw(page)
         for top in range(20, 380, 60):
-            draw.rectangle((20, top, 280, top + 30), outline=0)
-            draw.text((24, top + 6), f"{number * 7919 + top * 31 % 977}", fill=0)
+            draw.rectangle((20, top, 280, top + 30), outline=ink)
+            draw.text((24, top + 6), f"{number * 7919 + top * 31 % 977}", fill=ink)
         pages.append(np.asarray(page.resize((32, 32), Image.Resampling.BOX)))
     return np.stack(pages)
 
@@ -196,8 +217,10 @@ def test_unrelated_photographs_forms_and_plain_pictures_are_not_the_same(photogr
     one, other = np.triu_indices(len(pictures), 1)
     assert not are_same(pictures[one], pictures[other], "pandas").any()
     assert are_same(pictures, pictures, "pandas").all()
-    pages = forms(4)
-    assert not are_same(pages[:2], pages[2:], "pandas").any()
+    for paper, ink in ((255, 0), (200, 20), (40, 230)):
+        pages = forms(4, paper, ink)
+        assert (correlations(pages[:2], pages[2:], np) > 0.94).all()
+        assert not are_same(pages[:2], pages[2:], "pandas").any(), paper
     plain = np.full((2, 32, 32), 90, np.uint8)
     assert not are_same(plain, plain, "pandas").any()
     assert correlations(plain[:0], plain[:0], np).shape == (0,)

@@ -229,6 +229,7 @@ def test_published_indexes_are_pinned_in_a_folder_without_a_scan(combined, writt
         patch.setattr("dask_image_ingest.tar.index.TarScan", None)
         told = dii.write_index(urls, folder=tmp_path / "ours", combined=combined)
         assert told["state"].tolist() == ["kept"] * 3
+        assert not server.counts["404"]  # nothing is asked for that the listing does not show
         server.reset()
         frame = dii.read_webdataset_images(urls, backend="pandas", index=tmp_path / "ours")
         assert frame["txt"].compute().tolist() == expected["txt"].tolist()
