@@ -28,7 +28,6 @@ from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import (
     FrameBase,
-    Projection,
     convert_legacy_graph,
     cull,
     new_collection,
@@ -218,11 +217,6 @@ class FrameSource:
         """True if images are yet to be decoded."""
         return False
 
-    @property
-    def only_decodes(self) -> bool:
-        """True if reading and decoding is all work that is left."""
-        return False
-
     def lacks_images(self) -> bool:
         """True if no row has an image to decode; False if that is not known."""
         return False
@@ -392,11 +386,6 @@ class LazySource(FrameSource):
     @property
     def decodes(self) -> bool:
         return next(self._frame.expr.find_operations(Decode), None) is not None
-
-    @property
-    def only_decodes(self) -> bool:
-        nodes = self._frame.expr.walk()
-        return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
 
     def lacks_images(self) -> bool:
         decode = last_decode(self._rows.expr)
