@@ -4,9 +4,10 @@
     python benchmarks/hashes.py 100000000 --distance 24 --memory "4 GiB" --no-new
     python benchmarks/hashes.py 1000000 --peers
 
-Each line is a process of its own. Pairs are planted at 8, 16, 24 and 31 bits. `new` compares 1 %
-new hashes with the others, as stored. Peers (faiss, imagededup) run where they are installed, in
-one thread; they need nothing of this package but this file.
+Each line is a process of its own. Pairs are planted at 8, 16, 24 and 31 bits, 1 % of a million rows
+at each. `look` takes a second look at pairs of 25 to 64 bits, all of which show one picture. `new`
+compares 1 % new hashes with the others, as stored. Peers (faiss, imagededup) run where they are
+installed, in one thread; they need nothing of this package but this file.
 """
 
 import argparse
@@ -111,6 +112,24 @@ def ours(hashes: np.ndarray, pairs: int, distance: int, memory: str) -> Search:
     return lambda: shares(nearest_kept(rows, distance, memory=parse_bytes(memory))[0], pairs)
 
 
+def look(hashes: np.ndarray, pairs: int, distance: int, memory: str) -> Search:
+    import _checkout  # noqa: F401
+    from dask.utils import parse_bytes
+
+    from dask_image_ingest.curate.near_hashes import SecondLook, nearest_kept
+    from dask_image_ingest.curate.second_look import are_same
+
+    pictures = np.random.default_rng(2).integers(0, 256, (1024, 32, 32)).astype(np.uint8)
+
+    def same(rows: np.ndarray, others: np.ndarray, variants: np.ndarray) -> np.ndarray:
+        thumbnails = pictures[others % len(pictures)]
+        return are_same(thumbnails, thumbnails, "pandas")
+
+    rows, second = hashes[:, None], SecondLook(64, same)
+    limit = parse_bytes(memory)
+    return lambda: shares(nearest_kept(rows, distance, memory=limit, look=second)[0], pairs)
+
+
 def new(hashes: np.ndarray, pairs: int, distance: int, memory: str) -> Search:
     """The last 1 % of the rows beside the others, then with each other."""
     import _checkout  # noqa: F401
@@ -195,6 +214,7 @@ def peak() -> float:
 
 WAYS: dict[str, Callable[[np.ndarray, int, int, str], Search]] = {
     "all": ours,
+    "look": look,
     "new": new,
     "faiss IndexBinaryHash": faiss_hash("hash"),
     "faiss IndexBinaryMultiHash": faiss_hash("multi"),

@@ -92,6 +92,14 @@ def number_of_bytes(value: object) -> int | None:
     return nbytes if nbytes >= 1 else None
 
 
+def memory_limit(memory: object) -> int:
+    """Check ``memory=``; return bytes."""
+    nbytes = number_of_bytes(memory)
+    if nbytes is None or nbytes < 64 << 20:
+        raise ArgumentError(f"memory={shown(memory)}: pass at least 64 MiB, in bytes or as '2 GiB'")
+    return nbytes
+
+
 def list_of_names(argument: str, value: Iterable[Any], what: str) -> list[str]:
     """Check a list of strings, of any sequence type; ``what`` names its items in the error."""
     # Sets are refused too, since the order matters.

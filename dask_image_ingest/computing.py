@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, TextIO
 
 import dask
+from dask import delayed
 from dask.bag import from_sequence
 from dask.base import get_scheduler
 from dask.callbacks import Callback
@@ -46,7 +47,7 @@ DECODED, BAD, ANSWERED, WRITTEN, SEARCHED = _METRICS = (
     "images not decoded",
     "rows answered",
     "samples written",
-    "hashes searched",
+    "rows searched",
 )
 
 _lock = threading.Lock()
@@ -234,6 +235,14 @@ def compute(*collections: Any) -> tuple[Any, ...]:
     check_workers()
     results: tuple[Any, ...] = dask.compute(*collections, scheduler=scheduler)
     return results
+
+
+def on_workers(value: Any) -> Any:
+    """An argument for many tasks, which each worker gets once and not with each task."""
+    client = client_that_computes()
+    if client is None:
+        return delayed(value, pure=False, traverse=False)
+    return client.scatter(value, broadcast=True, hash=False)
 
 
 def killed_by(error: KilledWorker, what: str) -> DaskImageIngestError:

@@ -154,3 +154,13 @@ def warn_user(message: str) -> None:
     while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] in _INNER:
         level, frame = level + 1, frame.f_back
     warn(without_secrets(message), stacklevel=2 if frame is None else level)
+
+
+_warned: set[str] = set()
+
+
+def warn_once(about: str, message: str) -> None:
+    """Warn as `warn_user` does, once in a process for all calls with this ``about``."""
+    if about not in _warned:
+        _warned.add(about)
+        warn_user(message)

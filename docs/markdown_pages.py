@@ -1,13 +1,14 @@
 """The site for programs that read text: its pages as Markdown, and ``llms.txt``, which lists them.
 
 A page `guide/read.html` is also `guide/read.md`: a copy of its source, whose links lead to other
-such pages. `reference/api.md` has the signature and docstring of each public name. The form of
-``llms.txt`` is that of https://llmstxt.org.
+such pages, and to copies of the pictures and examples that it names. `reference/api.md` has the
+signature and docstring of each public name. The form of ``llms.txt`` is that of https://llmstxt.org.
 """
 
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import shutil
 from pathlib import Path
@@ -39,14 +40,34 @@ def write_pages(source: Path, out: Path) -> None:
     for page in pages:
         copy = out / page.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(page, copy)
+        copy.write_text(_with_files(page.read_text(), page.parent, source, out))
     # Pages of the site that only include a file of the repository.
     for name, file in (("contributing", "CONTRIBUTING.md"), ("changes", "CHANGELOG.md")):
         text = (source.parent / file).read_text()
-        (out / f"{name}.md").write_text(text.replace("](docs/", "]("))
+        text = text.replace("](docs/", "](")
+        (out / f"{name}.md").write_text(_with_files(text, source, source, out))
     (out / "reference").mkdir(exist_ok=True)
     (out / "reference" / "api.md").write_text(_reference())
     (out / "llms.txt").write_text(_list_of(out, [page.relative_to(source) for page in pages]))
+
+
+def _with_files(text: str, folder: Path, source: Path, out: Path) -> str:
+    """Text of a page in a folder; files that it links to, other than pages, go into the site."""
+
+    def linked(match: re.Match[str]) -> str:
+        file = (folder / match[1]).resolve()
+        if file.suffix == ".md" or not file.is_file():
+            return match[0]
+        inner = source if file.is_relative_to(source) else source.parent
+        place = file.relative_to(inner)
+        if file.suffix == ".rst":
+            place = Path("reference", "api.md")
+        else:
+            (out / place).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(file, out / place)
+        return f"]({os.path.relpath(place, folder.relative_to(source))})"
+
+    return re.sub(r"\]\(([^)\s#]+)(?:#[^)]*)?\)", linked, text)
 
 
 def _list_of(out: Path, pages: list[Path]) -> str:

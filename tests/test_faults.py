@@ -42,7 +42,6 @@ def cluster(**options):
 
 def test_a_worker_killed_mid_read_costs_nothing_but_time(shards, expected, tmp_path):
     with (
-        dask.config.set({"image-ingest.crash-journal": str(tmp_path)}),
         cluster(n_workers=2) as two,
         Client(two) as client,
     ):

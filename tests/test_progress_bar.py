@@ -172,7 +172,16 @@ def test_hashes_are_counted_once_however_many_tables_search_them(on_cluster, req
     out = io.StringIO()
     with dask.config.set(scheduler=scheduler), dii.progress(out):
         dii.curate.find_duplicates(table, keep="first", identity="number")
-    assert re.search(r", 3,000 hashes searched \([\d,]+/s\)", out.getvalue())
+    assert re.search(r", 3,000 rows searched \([\d,]+/s\)", out.getvalue())
+
+
+def test_vectors_are_counted_once_however_often_they_are_asked_for(monkeypatch):
+    monkeypatch.setattr(computing, "_PATIENCE", 0.0)
+    table = pd.DataFrame({"number": range(60), "vector": list(np.eye(20).repeat(3, axis=0))})
+    out = io.StringIO()
+    with dask.config.set(scheduler="synchronous"), dii.progress(out):
+        dii.curate.find_semantic_duplicates(table, column="vector", keep="first", identity="number")
+    assert re.search(r", 60 rows searched \([\d,]+/s\)", out.getvalue())
 
 
 def test_a_terminal_has_one_line(monkeypatch):

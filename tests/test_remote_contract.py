@@ -12,7 +12,7 @@ import dask_image_ingest as dii
 from dask_image_ingest.errors import ShardNotFoundError
 from dask_image_ingest.storage import find_shards
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*with whole files:UserWarning")]
 
 # So that shards of some photographs take several requests.
 SMALL = {

@@ -20,7 +20,7 @@ from numpy.typing import DTypeLike
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.accessor.images import Images, as_frame
 from dask_image_ingest.dataset.plan import Scan, select_columns
-from dask_image_ingest.dataset.references import ChunkedMap, Decode, image_shape
+from dask_image_ingest.dataset.references import Decode, image_shape
 from dask_image_ingest.errors import ArgumentError
 from dask_image_ingest.export import image_origin
 from dask_image_ingest.frames import DecodedImage, backend_of, image_columns, register_accessor
@@ -153,7 +153,7 @@ class LazyImages(Images[ImageDataFrame, dd.Series]):
             np.empty((0, 256), np.int64), index=pd.Index([], dtype="int64", name="channel")
         )
         images = select_columns(self._frame, [self.column])
-        counts = dx.new_collection(ChunkedMap(images.expr, level_histograms, (self.column,), empty))
+        counts = images.map_partitions(level_histograms, self.column, meta=empty)
         return counts.reduction(
             add_levels, combine=add_levels, aggregate=statistics, meta=statistics(empty)
         )

@@ -13,7 +13,7 @@ import pyarrow as pa
 from dask_image_ingest.arguments import (
     check_choice,
     check_frame,
-    number_of_bytes,
+    memory_limit,
     shown,
     whole_number,
 )
@@ -27,6 +27,7 @@ from dask_image_ingest.curate.near_hashes import (
     nearest,
     nearest_kept,
 )
+from dask_image_ingest.curate.near_vectors import invert, nearest_of, scratch_folder
 from dask_image_ingest.curate.ranking import (
     Keys,
     Ranked,
@@ -37,11 +38,7 @@ from dask_image_ingest.curate.ranking import (
     resolve_identity,
 )
 from dask_image_ingest.curate.second_look import are_same, turned
-from dask_image_ingest.curate.semantic import (
-    check_threshold,
-    nearest_of,
-    rank_vectors,
-)
+from dask_image_ingest.curate.semantic import check_threshold, rank_vectors
 from dask_image_ingest.dask_internals import FrameBase
 from dask_image_ingest.dataset import Frame
 from dask_image_ingest.errors import ArgumentError
@@ -182,7 +179,7 @@ def find_duplicates(
     52
     """
     variants = _check(by, distance, variants)
-    nbytes = _check_memory(memory)
+    nbytes = memory_limit(memory)
     check_frame(frame._meta if isinstance(frame, FrameBase) else frame)
     id_columns = resolve_identity(frame, identity)
     wide = _check_look(second_look, by, distance)
@@ -257,7 +254,7 @@ def find_overlaps(
     second_look
         For ``"pdq"``, as for :func:`find_duplicates`, if both sides have thumbnails.
     memory
-        For fingerprints, as for :func:`find_duplicates`.
+        As for :func:`find_duplicates`.
     storage_options
         For the file system of a remote folder that ``test`` names.
 
@@ -297,6 +294,7 @@ def find_overlaps(
     """
     check_frame(train._meta if isinstance(train, FrameBase) else train, "train")
     id_columns = resolve_identity(train, identity, "train")
+    nbytes = memory_limit(memory)
     if not isinstance(by, str) or by not in KINDS:
         if by not in train.columns:
             kinds = ", ".join(map(repr, KINDS))
@@ -305,9 +303,8 @@ def find_overlaps(
             )
         if variants:
             raise ArgumentError(f"variants= are those of PDQ: by={by!r} compares vectors")
-        return _overlaps_of_vectors(train, test, by, threshold, id_columns, identity)
+        return _overlaps_of_vectors(train, test, by, threshold, id_columns, identity, nbytes)
     variants = _check(by, distance, variants)
-    nbytes = _check_memory(memory)
     wide = _check_look(second_look, by, distance)
     others = _rows_before(test, by, identity, "test", storage_options, wide > 0)
     ranked = rank_rows(train, by, variants, "first", id_columns, wide > 0)
@@ -324,6 +321,7 @@ def _overlaps_of_vectors(
     threshold: float,
     id_columns: tuple[str, ...],
     identity: str | None,
+    memory: int,
 ) -> AnyFrame:
     if isinstance(test, (str, PathLike)):
         raise ArgumentError(
@@ -334,18 +332,22 @@ def _overlaps_of_vectors(
     if column not in test.columns:
         raise ArgumentError(f"by={column!r}: test= has no such column; pass one of both frames")
     check_threshold(threshold)
-    others, other_vectors = rank_vectors(
-        test, column, "first", resolve_identity(test, identity, "test")
-    )
-    ranked, vectors = rank_vectors(train, column, "first", id_columns)
-    if len(vectors) and len(other_vectors) and vectors.shape[1] != other_vectors.shape[1]:
-        raise ArgumentError(
-            f"by={column!r}: vectors of train= have {vectors.shape[1]} numbers, those of test= "
-            f"{other_vectors.shape[1]}; pass vectors of one model"
-        )
     meta = train._meta if isinstance(train, FrameBase) else train
     asarray = backend_of(meta).numpy.asarray
-    match, similarity = nearest_of(vectors, other_vectors, float(threshold), asarray)
+    other_columns = resolve_identity(test, identity, "test")
+    with scratch_folder(memory // 2) as scratch:  # for each frame
+        others, other_vectors = rank_vectors(test, column, "first", other_columns, scratch)
+        ranked, vectors = rank_vectors(train, column, "first", id_columns, scratch)
+        lengths = vectors.length, other_vectors.length
+        if all(lengths) and lengths[0] != lengths[1]:
+            raise ArgumentError(
+                f"by={column!r}: vectors of train= have {lengths[0]} numbers, those of test= "
+                f"{lengths[1]}; pass vectors of one model"
+            )
+        rows = np.concatenate([others.hashes, ranked.hashes + other_vectors.starts[-1]])
+        both = other_vectors.joined(vectors)
+        lists = invert(both, rows, float(threshold), scratch, asarray)
+        match, similarity = nearest_of(lists, len(others.ids))
     columns = {"overlap.similarity": pa.array(similarity)}
     return _join_overlaps(train, id_columns, ranked, others.keys, match, columns)
 
@@ -379,13 +381,6 @@ def _check(by: object, distance: object, variants: Iterable[Any]) -> tuple[Varia
     if variants and by != "pdq":
         raise ArgumentError(f"variants= are those of PDQ: by={by!r} finds equal images alone")
     return variants
-
-
-def _check_memory(memory: object) -> int:
-    nbytes = number_of_bytes(memory)
-    if nbytes is None or nbytes < 64 << 20:
-        raise ArgumentError(f"memory={shown(memory)}: pass at least 64 MiB, in bytes or as '2 GiB'")
-    return nbytes
 
 
 def _check_look(second_look: object, by: str, distance: int) -> int:

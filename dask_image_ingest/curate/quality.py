@@ -639,21 +639,18 @@ def _fine_detail(images: Array, xp: ArrayModule) -> Array:
         length = images.shape[axis]
         if length < side:
             images = xp.take(images, xp.asarray(np.minimum(np.arange(side), length - 1)), axis)
-    windows = [
-        images[:, top : top + side, left : left + side]
-        for top, left in _corners(*images.shape[1:3])
-    ]
     # (n, group, row, window, column): the windows of a group are one matrix in both directions, and
     # so small that BLAS starts no threads, which would compete with those that decode.
-    groups = [
-        xp.stack(windows[start : start + _TOGETHER], axis=2)
-        for start in range(0, _WINDOWS, _TOGETHER)
-    ]
-    gray = luma(xp.stack(groups, axis=1), xp).astype(xp.float32).reshape(count, len(groups), -1)
+    shape = (count, _WINDOWS // _TOGETHER, side, _TOGETHER, side)
+    windows = xp.empty((*shape, images.shape[3]), xp.uint8)
+    for number, (top, left) in enumerate(_corners(*images.shape[1:3])):
+        group, place = divmod(number, _TOGETHER)
+        windows[:, group, :, place] = images[:, top : top + side, left : left + side]
+    gray = luma(windows, xp).astype(xp.float32)
     lost = []
     for there_and_back in _reductions(xp):
-        back = there_and_back @ gray.reshape(count, len(groups), side, -1)
-        back = back.reshape(count, len(groups), -1, side) @ there_and_back.T
+        back = there_and_back @ gray.reshape(*shape[:3], -1)
+        back = back.reshape(*shape[:2], -1, side) @ there_and_back.T
         difference = gray.reshape(count, -1) - back.reshape(count, -1)
         lost.append(difference.var(axis=1, dtype=xp.float64))
     # Rounding alone: one level in one of all pixels loses more.

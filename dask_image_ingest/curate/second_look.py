@@ -93,12 +93,11 @@ def correlations(one: Array, other: Array, xp: ArrayModule) -> Array:
 
 
 def _correlations(one: Array, other: Array, xp: ArrayModule) -> Array:
-    whole = [_standardized(thumbnails, xp) for thumbnails in (one, other)]
-    crops = [_standardized(_crops(thumbnails, xp), xp) for thumbnails in (one, other)]
+    every = xp.ones((1, 1, 1), xp.float32)
+    whole = [_fitted(t.reshape(len(t), 1, -1), every, xp) for t in (one, other)]
+    crops = [_crops(thumbnails.reshape(one.shape), xp) for thumbnails in whole]
     # (n, alignments): the first with crops of the second, then the second with crops of the first.
-    of_all = xp.concatenate(
-        [(crops[1 - way] @ whole[way][:, 0, :, None])[..., 0] for way in (0, 1)], axis=1
-    )
+    of_all = xp.concatenate([_products(crops[1 - way], whole[way], xp) for way in (0, 1)], axis=1)
     number = crops[0].shape[1]
     likely = xp.flatnonzero(of_all.max(axis=1) >= _MIN_LIKELY)
     result = xp.zeros(len(one), xp.float32)
@@ -108,7 +107,7 @@ def _correlations(one: Array, other: Array, xp: ArrayModule) -> Array:
     pair, crop, is_second = likely[:, None], alignments % number, alignments >= number
     fixed = xp.where(is_second[..., None], whole[1][pair, 0], whole[0][pair, 0])
     moved = xp.where(is_second[..., None], crops[0][pair, crop], crops[1][pair, crop])
-    fitted = fixed, moved
+    fitted = fixed, _fitted(moved, every, xp)
     for _ in range(_FITS):
         residuals = xp.abs(fitted[0] - fitted[1])
         limit = xp.partition(residuals, _KEPT - 1, axis=2)[..., _KEPT - 1 : _KEPT]
@@ -118,10 +117,11 @@ def _correlations(one: Array, other: Array, xp: ArrayModule) -> Array:
     return result
 
 
-def _standardized(thumbnails: Array, xp: ArrayModule) -> Array:
-    """Thumbnails (n, ..., 32, 32) as vectors of mean 0 and length 1: (n, crops, 1024)."""
-    flat = thumbnails.reshape(len(thumbnails), -1, _SIDE * _SIDE)
-    return _fitted(flat, xp.ones((1, 1, 1), xp.float32), xp)
+def _products(crops: Array, whole: Array, xp: ArrayModule) -> Array:
+    """Correlations of crops (n, crops, 1024) with `_fitted` thumbnails (n, 1, 1024): (n, crops)."""
+    squares = xp.einsum("ncp,ncp->nc", crops, crops) - crops.sum(axis=2) ** 2 / crops.shape[2]
+    length = xp.sqrt(xp.maximum(squares, _PLAIN**2))
+    return (crops @ whole.swapaxes(1, 2))[..., 0] / length
 
 
 def _fitted(values: Array, weights: Array, xp: ArrayModule) -> Array:
@@ -133,7 +133,7 @@ def _fitted(values: Array, weights: Array, xp: ArrayModule) -> Array:
 
 
 def _crops(thumbnails: Array, xp: ArrayModule) -> Array:
-    """All crops of thumbnails (n, 32, 32), at the size of these: (n, crops, 32, 32)."""
+    """All crops of thumbnails (n, 32, 32), enlarged to these: (n, crops, 1024)."""
     count, made = len(thumbnails), []
     for matrices in _crop_weights(xp):
         places = len(matrices)
@@ -141,7 +141,7 @@ def _crops(thumbnails: Array, xp: ArrayModule) -> Array:
         rows = matrices.reshape(-1, _SIDE) @ thumbnails.transpose(1, 0, 2).reshape(_SIDE, -1)
         both = rows.reshape(-1, _SIDE) @ matrices.reshape(-1, _SIDE).T
         both = both.reshape(places, _SIDE, count, places, _SIDE).transpose(2, 0, 3, 1, 4)
-        made.append(both.reshape(count, -1, _SIDE, _SIDE))
+        made.append(both.reshape(count, -1, _SIDE * _SIDE))
     return xp.concatenate(made, axis=1)
 
 

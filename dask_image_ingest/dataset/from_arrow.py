@@ -16,7 +16,9 @@ from dask_image_ingest.frames import (
     as_tensors,
     choose_backend,
     get_backend,
+    has_type,
     holds_references,
+    is_any_list,
     is_bytes,
 )
 from dask_image_ingest.typedefs import ArrowTable, DataFrame
@@ -97,6 +99,8 @@ def is_arrow_table(value: object) -> bool:
 
 def _column(values: pa.ChunkedArray, backend: Backend) -> Any:
     """A column in the type that a read gives it; None if no read has such a type."""
+    if has_type(values.type, _is_view_dictionary):
+        values = values.cast(_without_views(values.type))
     if holds_references(values.type):
         return as_references(values)
     if is_bytes(values.type):
@@ -107,3 +111,19 @@ def _column(values: pa.ChunkedArray, backend: Backend) -> Any:
     if isinstance(type_, pa.FixedShapeTensorType):
         return pa.chunked_array([as_tensors(values, type_)])
     return values.cast(type_)
+
+
+def _is_view_dictionary(type_: pa.DataType) -> bool:
+    """True for categories and enums of Polars, which Arrow can't decode."""
+    return pa.types.is_dictionary(type_) and pa.types.is_string_view(type_.value_type)
+
+
+def _without_views(type_: pa.DataType) -> pa.DataType:
+    """A type with strings for the views in dictionaries."""
+    if _is_view_dictionary(type_):
+        return pa.dictionary(type_.index_type, pa.string())
+    if pa.types.is_struct(type_):
+        return pa.struct([field.with_type(_without_views(field.type)) for field in type_])
+    if is_any_list(type_):
+        return pa.large_list(_without_views(type_.value_type))
+    return type_

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
@@ -43,8 +42,7 @@ def decode(
     Parameters
     ----------
     images
-        The encoded images. If a process died during this partition, they are decoded in a
-        subprocess.
+        The encoded images. If a worker died during this task, they are decoded in a subprocess.
     decodings
         Decode options. With several, which `DecodeSpec.can_share` has to allow, each image is
         decoded once and in full, and their random regions are cut from it: this takes less time.
@@ -66,25 +64,16 @@ def decode(
     """
     refuse_other_version(decodings[0].version)
     images = _without_crashers(images)
-    with crash_log.in_progress(_partition_name(images, decodings[0])) as crashed_before:
-        if crashed_before:
-            pairs = zip(decodings, buffers, strict=True)
-            results = [decode_guarded(images, *pair) for pair in pairs]
-        else:
-            results = decode_in_batches(images, decodings, buffers)
+    if crash_log.has_crashed():
+        pairs = zip(decodings, buffers, strict=True)
+        results = [decode_guarded(images, *pair) for pair in pairs]
+    else:
+        results = decode_in_batches(images, decodings, buffers)
     for pixels in results:
         bad = sum(bool(error) for error in pixels.errors)
         count(DECODED, len(pixels.errors) - bad)
         count(BAD, bad)
     return results
-
-
-def _partition_name(images: EncodedImages, decoding: DecodeSpec) -> str:
-    """Name of a partition in the crash log: its options, first and last origin, and length."""
-    count = len(images)
-    # Without the draw: what kills a decoder in one epoch does so in the next.
-    ends = repr([images.origin(row)[:3] for row in (0, count - 1)]) if count else ""
-    return f"{decoding.token}-{zlib.crc32(ends.encode()):08x}-{count}"
 
 
 def _without_crashers(images: EncodedImages) -> EncodedImages:

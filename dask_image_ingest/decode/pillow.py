@@ -42,6 +42,7 @@ animations, pages
 
 from __future__ import annotations
 
+import functools
 import io
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -62,8 +63,9 @@ from dask_image_ingest.decode.formats import (
     too_large,
 )
 from dask_image_ingest.decode.formats.jpeg import without_jpeg_metadata
-from dask_image_ingest.decode.formats.pillow_image import NoColours, seek_frame
+from dask_image_ingest.decode.formats.pillow_image import NoColours, count_frames, seek_frame
 from dask_image_ingest.decode.formats.png_webp import png_transparency, without_png_metadata
+from dask_image_ingest.decode.formats.stored import no_page
 from dask_image_ingest.decode.formats.tiff import (
     TiffCut,
     TiffLayout,
@@ -118,15 +120,17 @@ def decode_with_pillow(data: LazyBytes, mode: Mode, max_pixels: int, page: int =
         raise BadImage.of(too_large(height, width, max_pixels))
     if format == "tiff":
         return _decode_tiff(data, mode, max_pixels, None, page)
+    if page:
+        return Animation(data, mode).frame(page)
     encoded = bytes(data[:])
     if mode in ("labels", "raw"):
-        pixels = _stored_values(encoded, format, mode, page)
+        pixels = _stored_values(encoded, format, mode)
     else:
         # The stored luma; for rare kinds of JPEG libjpeg can't skip the colours.
         luma = mode == "L" and format == "jpeg" and not stored.needs_pillow
-        with _loaded(encoded, format, _draft_luma if luma else None, page) as image:
+        with _loaded(encoded, format, _draft_luma if luma else None) as image:
             pixels = _converted(image, mode)
-            is_png = mode == "RGBA" and format == "png" and not page
+            is_png = mode == "RGBA" and format == "png"
             if is_png and (stored_alpha := png_transparency(encoded)):
                 pixels[..., 3] = _png_alpha(image, encoded, stored_alpha)
     return np.require(upright(pixels, stored.orientation), requirements=["C", "W"])
@@ -168,6 +172,51 @@ def decode_parts(
     return [region.shifted(-around.top, -around.left).of(image).copy() for region in regions]
 
 
+class Animation:
+    """Decoder of the frames of an animation after the first.
+
+    In ascending order they take one walk: each is drawn over the one before.
+    """
+
+    def __init__(self, data: LazyBytes, mode: Mode) -> None:
+        format, stored = read_stored_header(data)
+        self._format, self._orientation = format or "", stored.orientation
+        self._encoded, self._mode = bytes(data[:]), mode
+        self._file: _StrictFile
+        self._image: ImageFile.ImageFile | None = None
+        #: The first frame that can't be decoded, and why: then none after it can.
+        self._broken: tuple[int, BadImage] | None = None
+
+    def frame(self, number: int) -> np.ndarray:
+        """Decode a frame, counted from 0; result and errors as of `decode_with_pillow`."""
+        if self._broken is not None and number >= self._broken[0]:
+            raise BadImage.of(str(self._broken[1]))
+        if self._image is None or number <= self._image.tell():
+            if number >= (count := count_frames(self._encoded, self._format)):
+                raise no_page(number, count)
+            self._file = _StrictFile(self._encoded)
+            self._image = open_image(self._file, self._format)
+        image = self._image
+        try:
+            with pillow_errors():
+                self._file.strict = False
+                seek_frame(image, number)
+                self._file.strict = True
+                image.load()
+        except BadImage as bad:
+            self._image, self._broken = None, (number, bad.with_traceback(None))
+            raise
+        with pillow_errors():
+            transparency = image.info.get("transparency")
+            if self._mode in ("labels", "raw"):
+                pixels = _stored_mode(image, self._encoded, self._mode)
+            else:
+                pixels = _converted(image, self._mode)
+            if transparency is not None:  # the next frame needs it
+                image.info["transparency"] = transparency
+        return np.require(upright(pixels, self._orientation), requirements=["C", "W"])
+
+
 def decode_reduced(encoded: bytes, mode: Mode, factor: int) -> np.ndarray:
     """Decode a JPEG to RGB or grey at 1/``factor`` of its size (2, 4, 8), without its orientation.
 
@@ -189,18 +238,14 @@ def _loaded(
     encoded: bytes,
     format: str,
     prepare: Callable[[ImageFile.ImageFile], None] | None = None,
-    page: int = 0,
 ) -> Iterator[Image.Image]:
     """Decode an image; ``prepare`` is called before and may change how it is decoded."""
-    # Further frames of a PNG are metadata of the first.
-    file = _StrictFile(encoded if page else _WITHOUT_METADATA.get(format, bytes)(encoded))
+    file = _StrictFile(_WITHOUT_METADATA.get(format, bytes)(encoded))
     with open_image(file, format) as image, pillow_errors():
         # Decode in one call, which releases the GIL, rather than in blocks of 64 kB.
         image.decodermaxblock = len(encoded)
         if prepare is not None:
             prepare(image)
-        if page:
-            seek_frame(image, page)
         # The JPEG 2000 decoder reads past the end of intact files, too.
         file.strict = format not in ("jp2", "j2k")
         image.load()
@@ -271,11 +316,13 @@ def _grey(values: np.ndarray, mode: Mode) -> np.ndarray:
     return np.stack([values, values, values, *opaque], axis=2)
 
 
-def _stored_values(encoded: bytes, format: str, mode: Mode, page: int = 0) -> np.ndarray:
-    with _loaded(encoded, format, page=page) as image:
-        if mode == "labels":
-            return _labels(image, encoded)
-        return _raw(image, encoded)
+def _stored_values(encoded: bytes, format: str, mode: Mode) -> np.ndarray:
+    with _loaded(encoded, format) as image:
+        return _stored_mode(image, encoded, mode)
+
+
+def _stored_mode(image: Image.Image, encoded: bytes, mode: Mode) -> np.ndarray:
+    return _labels(image, encoded) if mode == "labels" else _raw(image, encoded)
 
 
 def _labels(image: Image.Image, encoded: bytes) -> np.ndarray:
@@ -312,6 +359,8 @@ def _unscaled(image: Image.Image, bits: int) -> np.ndarray:
 
 def _raw(image: Image.Image, encoded: bytes) -> np.ndarray:
     if image.format == "PNG" and encoded[24:26] in _PNG_16_BIT_COLOURS:
+        if image.tell():
+            raise BadImage("unsupported-format", "raw values of 16 bits in a further frame")
         return _png_16_bit_colours(encoded, image.mode)
     bits = _bits(image, encoded)
     grey = _GREY_BITS.get(image.mode, 16 if image.mode.startswith("I") else 0)
@@ -385,6 +434,7 @@ def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.
     """Stored pixels of some strips or tiles of a TIFF."""
     if mode in ("labels", "raw"):
         if layout.is_picture or layout.is_fax:
+            _refuse_compression(layout)
             return _stored_values(layout.written(data, part, inverted=False), "tiff", mode)
         if reason := layout.unreadable() or _unsuitable(layout, mode):
             kind = "labels" if mode == "labels" else "raw values"
@@ -393,13 +443,29 @@ def _tiff(data: LazyBytes, mode: Mode, layout: TiffLayout, part: TiffCut) -> np.
         return _as_labels(values[..., 0]) if mode == "labels" else _as_raw(values)
     tiff = layout.written(data, part)
     if layout.suits_pillow:
-        if layout.compression not in COMPRESSION_INFO:
-            raise BadImage("unsupported-format", f"TIFF of the compression {layout.compression}")
+        _refuse_compression(layout)
         with suppress(NoColours), _loaded(tiff, "tiff") as image:
             return _converted(image, mode)
     if reason := layout.unreadable():
         raise BadImage("unsupported-format", f"colours can't be read from {reason}")
     return _converted(_tiff_picture(read_samples(tiff), layout), mode)
+
+
+def _refuse_compression(layout: TiffLayout) -> None:
+    """Raise `BadImage` for a compression that Pillow's libtiff was built without."""
+    name = COMPRESSION_INFO.get(layout.compression)
+    if name is None or (name in _OPTIONAL and not _has_codec(name)):
+        raise BadImage("unsupported-format", layout.unsupported)
+
+
+@functools.cache
+def _has_codec(name: str) -> bool:
+    """True if libtiff has a codec: it can then write with it, which its reader does not tell."""
+    try:
+        Image.new("RGB", (8, 8)).save(io.BytesIO(), "TIFF", compression=name)
+    except OSError:
+        return False
+    return True
 
 
 def _tiff_picture(values: np.ndarray, layout: TiffLayout) -> Image.Image:
@@ -436,6 +502,9 @@ def _unsuitable(layout: TiffLayout, mode: Mode) -> str | None:
         return f"{layout.samples} samples of a pixel: these are colours"
     return None
 
+
+# Compressions, by Pillow's names, that libtiff may be built without.
+_OPTIONAL: Final = ("lzma", "webp", "zstd")
 
 # What pixels don't depend on is kept from Pillow.
 _WITHOUT_METADATA: Final[dict[str, Callable[[bytes], bytes | memoryview]]] = {

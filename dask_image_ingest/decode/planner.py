@@ -6,8 +6,8 @@ import functools
 import math
 import os
 import threading
-from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -27,16 +27,16 @@ from dask_image_ingest.decode.dali import (
     has_dali,
     parsed_shape,
 )
-from dask_image_ingest.decode.decode_spec import DecodeSpec
+from dask_image_ingest.decode.decode_spec import DecodeSpec, Mode
 from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
 from dask_image_ingest.decode.formats.tiff import are_joined
-from dask_image_ingest.decode.pillow import decode_parts, decode_region
+from dask_image_ingest.decode.pillow import Animation, decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
 from dask_image_ingest.decode.transform import Transform
-from dask_image_ingest.errors import warn_user
+from dask_image_ingest.errors import warn_once
 from dask_image_ingest.typedefs import ImageBatch
 
 # Sets of options that queries use at the same time.
@@ -229,6 +229,7 @@ class BatchPlanner:
         if decoding.mode != "L" and formats["png"] >= _MIN_FORMAT_SHARE * formats.total():
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
+        self._walk: FrameWalk | None = None
         self._rows_of = {} if images.parts is None else self._joined_rows()
         self._joined = {row for rows in self._rows_of.values() for row in rows[1:]}
         # Where no batch begins; rows with an error may lie between those of a picture.
@@ -302,7 +303,13 @@ class BatchPlanner:
         images = [Future[Any]() for _ in rows]
         batch.by_pillow |= zip(rows, images, strict=True)
         wanted = [region for region in regions if region is not None]
-        decode_pool().submit(_decode_parts, images, data, *limits, part.page, part.shape, wanted)
+        if part.page and self.images.headers[rows[0]].format != "tiff":
+            if self._walk is None or self._walk.picture != part.picture:
+                self._walk = FrameWalk(part.picture, data, self.decoding.mode)
+            self._walk.submit(images, part.page, wanted)
+            return
+        decode = functools.partial(decode_parts, data, *limits, part.page, part.shape)
+        decode_pool().submit(_set_results, images, decode, wanted)
 
     def _assign(self, row: int, header: Header, batch: Batch) -> int:
         """Assign an image to its decoder; the bytes that the batch now holds of it."""
@@ -402,18 +409,12 @@ class BatchPlanner:
         return max(in_full, resized)
 
 
-# Folders of shards with files of several pages that were warned about: once per process.
-_warned_folders: set[str] = set()
-
-
 def _warn_of_pages(image: Origin) -> None:
-    folder = image.shard.rpartition("/")[0]
-    if folder not in _warned_folders:
-        _warned_folders.add(folder)
-        warn_user(
-            f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
-            "For a row of every page, read with decode=False and call images.pages() of the frame"
-        )
+    warn_once(
+        f"several pages in {image.shard.rpartition('/')[0]}",
+        f"{image.shard}: {image.name} is a TIFF of several pages, of which the first is read. "
+        "For a row of every page, read with decode=False and call images.pages() of the frame",
+    )
 
 
 def _batch_of(nbytes: int, sizes: Sequence[int]) -> int:
@@ -429,10 +430,50 @@ def _cost(region: Region, shape: tuple[int, int]) -> float:
     return _COST_ABOVE * down + (1 - _COST_ABOVE) * area
 
 
-def _decode_parts(images: list[Future[Any]], *arguments: Any) -> None:
-    """Set images to the results of `decode_parts`, or all to its error."""
+class FrameWalk:
+    """Decode of the frames of one animation, in the order in which they are submitted.
+
+    One thread of the pool has it at a time: to decode a frame, all before it are drawn.
+    """
+
+    def __init__(self, picture: int, data: bytes | memoryview, mode: Mode) -> None:
+        self.picture = picture
+        self._frames = Animation(data, mode)
+        self._lock = threading.Lock()
+        self._waiting: deque[tuple[list[Future[Any]], int, list[Region]]] = deque()
+        self._is_running = False
+
+    def submit(self, images: list[Future[Any]], page: int, regions: list[Region]) -> None:
+        """Set futures to regions of a frame, when those before have theirs."""
+        with self._lock:
+            self._waiting.append((images, page, regions))
+            if self._is_running:
+                return
+            self._is_running = True
+        decode_pool().submit(self._run)
+
+    def _run(self) -> None:
+        while True:
+            with self._lock:
+                if not self._waiting:
+                    self._is_running = False
+                    return
+                images, page, regions = self._waiting.popleft()
+            _set_results(images, functools.partial(self._cut, page), regions)
+
+    def _cut(self, page: int, regions: list[Region]) -> list[np.ndarray]:
+        frame = self._frames.frame(page)
+        return [region.of(frame).copy() for region in regions]
+
+
+def _set_results(
+    images: list[Future[Any]],
+    decode: Callable[[list[Region]], list[np.ndarray]],
+    regions: list[Region],
+) -> None:
+    """Set images to decoded regions, or all to the error of the decode."""
     try:
-        pixels = decode_parts(*arguments)
+        pixels = decode(regions)
     except BaseException as error:
         while images:  # emptied, since the error's traceback has this frame
             images.pop().set_exception(error)

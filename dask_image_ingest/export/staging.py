@@ -38,6 +38,7 @@ from dask_image_ingest.export.member_selection import Row, as_table
 from dask_image_ingest.export.members import PART_FIELD, ColumnMember, member_bytes
 from dask_image_ingest.export.query import encoded_columns
 from dask_image_ingest.export.stored_images import (
+    refusing_parts,
     stored_extension,
     stored_files,
     stored_name,
@@ -109,9 +110,13 @@ def _of_other_images(columns: Iterable[Hashable], images: Iterable[str]) -> Iter
 
 def stage_frame(frame: AnyFrame, context: ExportContext, columns: Sequence[str]) -> StagedRows:
     """Compute a frame, one task per partition: its metadata, and members from columns."""
-    frame = _named_index(frame)
     options = context.options
     members = options.members
+    if members.copies_images:
+        encoded = {name for member in members.pixels for name in member.needs}
+        copied = [n for n in (*image_columns(frame), *reference_columns(frame)) if n not in encoded]
+        frame = refusing_parts(frame, copied)
+    frame = _named_index(frame)
     needed = ["__key__", "__url__", "offset", "nbytes", *members.columns, *options.part]
     images = [name for member in members.pixels for name in member.needs]
     wanted = [*columns, *images, *members.stored] if options.sidecar else needed

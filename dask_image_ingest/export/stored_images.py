@@ -5,7 +5,7 @@ The origin of a column's pixels says whether they are those of its references.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
@@ -15,8 +15,11 @@ import pyarrow.compute as pc
 from dask_image_ingest import dask_internals as dx
 from dask_image_ingest.dask_internals import FrameBase, new_collection
 from dask_image_ingest.dataset.plan import (
+    AppendsColumns,
     Change,
     KeepsResults,
+    MapColumns,
+    Scan,
     ScanFiles,
     ScanShards,
     backtrack,
@@ -108,9 +111,7 @@ def _computed_origin(frame: DataFrame, column: str) -> ImageOrigin:
     sample_urls = backend_of(frame).to_arrow(frame[["__url__"]]).column(0)
     same = pc.fill_null(pc.equal(field_of(references, "url"), sample_urls), False)
     is_own = pc.all(pc.or_(same, references.is_null())).as_py() is not False
-    part = (field_of(references, name) for name in ("page", "top"))
-    has_parts = any(field.null_count < len(field) for field in part)
-    changed_by = _PARTS if has_parts else None
+    changed_by = _PARTS if _has_parts(references) else None
     return ImageOrigin(changed_by, ("image" if column == "image" else "other") if is_own else None)
 
 
@@ -204,16 +205,49 @@ def stored_files(
     references_or_none = reference_rows(references)
     rows = [row for row, reference in enumerate(references_or_none) if reference is not None]
     wanted = [reference for reference in references_or_none if reference is not None]
-    if any(reference.has_part for reference in wanted):
-        raise ArgumentError(
-            "parts of pictures, such as tiles, are not stored by themselves: decode_images decodes "
-            "them, and to_webdataset(members={'jpg': Encode('image')}) encodes them"
-        )
+    _refuse_parts(references)
     fetched = fetch_encoded(wanted, storage_options)
     files: list[bytes | None] = [None] * len(references_or_none)
     for row, file in zip(rows, fetched, strict=True):
         files[row] = None if isinstance(file, Header) else bytes(file[:])
     return files
+
+
+def _refuse_parts(references: pa.ChunkedArray) -> None:
+    if _has_parts(references):
+        raise ArgumentError(
+            "parts of pictures, such as tiles, are not stored by themselves: decode_images decodes "
+            "them, and to_webdataset(members={'jpg': Encode('image')}) encodes them"
+        )
+
+
+def _has_parts(references: pa.ChunkedArray) -> bool:
+    fields = (field_of(references, name) for name in ("page", "top"))
+    return any(field.null_count < len(field) for field in fields)
+
+
+def refusing_parts(frame: AnyFrame, columns: Collection[Hashable]) -> AnyFrame:
+    """A frame whose computation raises if image columns are parts, and their references alone say.
+
+    Those of a table that another program made may lack the columns of a part.
+    """
+    if not isinstance(frame, FrameBase):
+        return frame  # `image_origin` has looked
+    expr = frame.expr
+    for column in columns:
+        for *_, (source, (name,)) in backtrack(frame.expr, (column,)):
+            known = isinstance(source, (Scan, AppendsColumns)) or "__key__" not in source.columns
+            if not known and backend_of(source._meta).is_references(source._meta[name].dtype):
+                # Made of the key, which every export needs.
+                inputs = "__key__", name
+                checked = MapColumns(source, _checked_for_parts, inputs[:1], inputs, name)
+                expr = expr.substitute(source, checked)
+    return new_collection(expr)
+
+
+def _checked_for_parts(frame: DataFrame, image: Hashable) -> DataFrame:
+    _refuse_parts(references_of(frame, image))
+    return frame
 
 
 def not_referenced(frame: AnyFrame, column: Hashable, more: str = "") -> ArgumentError:

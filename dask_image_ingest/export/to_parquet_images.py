@@ -226,8 +226,8 @@ def _write_part(
     rows = make(frame)
     if not len(rows) and not keeps_empty:
         return _NAMES
-    # Without pandas' own metadata: they name dtypes of this package, and pandas alone fails at them.
     table = pa.Table.from_pandas(rows, schema, preserve_index=False)
+    # Without pandas' metadata, which name dtypes of this package: pandas alone fails at them.
     table = table.replace_schema_metadata(schema.metadata)
     name = f"{uuid.uuid4().hex}.parquet"
     with output.scratch() as file:

@@ -257,7 +257,9 @@ def find_indexes(
             if not names and is_web(location) and not is_signed(group[0].url):
                 names = _asked_for(location, members, storage_options)
         combined = inside(location, COMBINED_INDEX)
-        table = _table(combined, storage_options) if COMBINED_INDEX in names else None
+        table = None
+        if COMBINED_INDEX in names:
+            table = _table(combined, group[0].url, storage_options)
         for shard, name in members:
             own = name + INDEX_SUFFIX
             holds = table is not None and table.holds(name, shard)
@@ -278,11 +280,11 @@ def find_indexes(
     return indexes
 
 
-def _table(url: str, storage_options: dict[str, Any] | None) -> IndexTable | None:
+def _table(url: str, first_shard: str, storage_options: dict[str, Any] | None) -> IndexTable | None:
     try:
         return open_table(url, storage_options)
     except UnusableIndexError as error:
-        warn_user(f"the index {url} is not used: {error}. {way_out(url)}")
+        warn_user(f"the index {url} is not used: {error}. {way_out(url, first_shard)}")
     except (ShardError, ShardNotFoundError) as error:
         logger.debug("%s cannot be read: %s", url, error)
     return None
@@ -347,13 +349,16 @@ def parse_index(index: object) -> Literal["auto"] | bool | str:
     return as_folder(path)
 
 
-def way_out(index_url: str) -> str:
+def way_out(index_url: str, shard_url: str) -> str:
     """Advice how to write an index in place of one that can't be used."""
-    folder = folder_of(index_url)[0]
-    path = local_path(folder)
-    if takes_files(folder) and (path is None or os.access(path or ".", os.W_OK)):
-        return "write_index(overwrite=True) writes it anew"
-    return "write_index(..., folder=) writes one into a folder of yours, which index= then names"
+    (folder, name), path = folder_of(index_url), local_path(index_url)
+    elsewhere = "folder=) writes one into a folder of yours, which index= then names"
+    if not takes_files(folder) or (path is not None and not os.access(folder or ".", os.W_OK)):
+        return f"write_index(..., {elsewhere}"
+    where = f"folder={folder!r}, " if folder != folder_of(shard_url)[0] else ""
+    combined = "combined=True, " if name == COMBINED_INDEX else ""
+    anew = f"write_index({where}{combined}overwrite=True) writes it anew"
+    return anew if path is not None else f"{anew}, or if you can't write there, {elsewhere}"
 
 
 def index_place(url: str, folder: str | None) -> str:

@@ -40,18 +40,16 @@ KEY = "__key__"
 # Key of the facts in the metadata of the parquet file.
 _METADATA = b"image-ingest.index"
 
-# Version of the format, and those that can be read. The earlier one knows its shard by size and
-# version only.
-_FORMAT, _READABLE = 5, (4, 5)
+# Version of the format.
+_FORMAT = 6
 
 _DIGEST_BYTES = 16
 
 # Bytes of each part of a shard by which an index knows it: a header, and what follows it.
 _CHECKED = 4 << 10
 
-# Content checks that were passed: URL, size and version of a shard, and the parts. Cleared when
-# full.
-_passed: set[tuple[str, int, str, tuple[tuple[int, str], ...]]] = set()
+# Content checks that were passed: a shard, its `Shard.ctime`, and the parts. Cleared when full.
+_passed: set[tuple[Shard, int, tuple[tuple[int, str], ...]]] = set()
 _MOST_PASSED = 100_000
 
 
@@ -69,10 +67,10 @@ class ShardFacts:
 
     Attributes
     ----------
-    size, version
+    size, version, ctime
         Of the shard when it was indexed.
-    inode
-        Number of its file on a local disk; 0 of a remote one.
+    file_id
+        As `ByteReader.file_id`.
     checked
         Start and digest of each part by which it is known; see `checked_parts`.
     samples
@@ -93,7 +91,8 @@ class ShardFacts:
 
     size: int
     version: str
-    inode: int = 0
+    ctime: int = 0
+    file_id: str = ""
     checked: list[tuple[int, str]] = field(default_factory=list)
     samples: int = 0
     members: int = 0
@@ -190,7 +189,7 @@ class IndexTable:
         self.nbytes = len(content)
         self.metadata = parquet.read_metadata(pa.BufferReader(_signed_footer(content)))
         facts = json.loads(self.metadata.metadata[_METADATA])
-        if facts["format"] not in _READABLE:
+        if facts["format"] != _FORMAT:
             raise UnusableIndexError("another release of this package has written it")
         self._kinds = facts["kinds"]
         self._shards = facts["shards"]
@@ -201,17 +200,14 @@ class IndexTable:
         return self._shards.keys()
 
     def holds(self, name: str, shard: Shard) -> bool:
-        """True if it has the listed version of a shard."""
+        """True if it has the listed version of a shard, and of a local one the same file."""
         facts = self._shards.get(name)
-        indexed = facts and (facts["size"], facts["version"])
-        return bool(shard.version) and indexed == (shard.size, shard.version)
+        indexed = facts and (facts["size"], facts["version"], facts.get("ctime", 0))
+        return bool(shard.version) and indexed == (shard.size, shard.version, shard.ctime)
 
     def may_hold(self, name: str, shard: Shard) -> bool:
         """True if it has the shard, perhaps of another version, if the content is the same."""
-        facts = self._shards.get(name)
-        if facts is None or not (facts.get("checked") or self.holds(name, shard)):
-            return False
-        return shard.size in (facts["size"], -1)
+        return name in self._shards and shard.size in (self._shards[name]["size"], -1)
 
     def samples(self, name: str) -> int | None:
         """Number of samples of a shard; None for a damaged one, which must be read for a warning.
@@ -223,9 +219,8 @@ class IndexTable:
 
     def facts(self, name: str) -> ShardFacts:
         """The facts about a shard."""
-        facts = self._shards[name] | {"extensions": self._kinds[self._shards[name]["extensions"]]}
-        facts.pop("head", None)  # of the earlier format
-        return ShardFacts(**facts)
+        facts = self._shards[name]
+        return ShardFacts(**facts | {"extensions": self._kinds[facts["extensions"]]})
 
 
 def _sign(file: BinaryIO) -> None:
@@ -295,17 +290,17 @@ class ContentCheck:
     Attributes
     ----------
     is_due
-        Whether the index can't be trusted before: the shard has another version than the indexed
-        one, as after a copy or an upload, or none.
+        Whether the index can't be trusted before: the shard has another version or ctime than the
+        indexed one, as after a copy or an upload, or none.
     """
 
     def __init__(self, facts: ShardFacts, shard: Shard) -> None:
-        self._size = facts.size
-        self._inode = facts.inode
+        self._facts = facts
         self._parts = tuple((at, digest) for at, digest in facts.checked)
-        self._key = (shard.url, shard.size, shard.version, self._parts)
-        is_version = bool(shard.version) and facts.version == shard.version
-        self.is_due = not is_version and self._key not in _passed
+        self._key = (shard, shard.ctime, self._parts)
+        self._is_version = bool(shard.version) and facts.version == shard.version
+        is_same = self._is_version and facts.ctime == shard.ctime
+        self.is_due = not is_same and self._key not in _passed
 
     @property
     def ranges(self) -> list[tuple[int, int]]:
@@ -319,16 +314,16 @@ class ContentCheck:
         ------
         UnusableIndexError
         """
-        if len(stored) != self._size:
-            raise stale(f"has {len(stored):,} bytes, and had {self._size:,}")
-        if self.is_due and self._inode and stored.inode == self._inode:
+        if len(stored) != self._facts.size:
+            raise stale(f"has {len(stored):,} bytes, and had {self._facts.size:,}")
+        if not self._is_version and stored.file_id and stored.file_id == self._facts.file_id:
             # No copy: the file itself has another time, and may differ anywhere.
             raise stale("has another modification time than it had")
         parts = self._parts if self.is_due or not stored.is_remote else self._parts[:1]
         for start, digest in parts:
             if _digest_at(stored, start) != digest:
                 raise stale(f"has other bytes from {start:,} on than it had")
-        if self.is_due and self._key[2]:
+        if self.is_due and self._key[0].version:
             if len(_passed) >= _MOST_PASSED:
                 _passed.clear()
             _passed.add(self._key)

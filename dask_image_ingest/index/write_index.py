@@ -20,6 +20,7 @@ from dask_image_ingest.decode import StoredHeader, read_stored_header
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.index.discovery import (
     IndexFile,
+    find_indexes,
     index_place,
     open_stored,
     open_table,
@@ -156,9 +157,14 @@ def write_index(
     output_folders = {folder_of(place)[0] for place in places}
     for output_folder in output_folders:
         _refuse_unwritable(output_folder)
-    write = _write_combined if combined else _write_each
+    known = {} if overwrite else _known(shards, target, combined, storage_options)
+    to_index = [_ToIndex(shard, tuple(known.get(shard.url, ()))) for shard in shards]
     try:
-        outcomes = write(shards, target, overwrite, storage_options)
+        if combined:
+            outcomes = _write_combined(to_index, target, overwrite, storage_options)
+        else:
+            task = partial(_write_one, folder=target, storage_options=storage_options)
+            outcomes = one_task_per_item(task, to_index)
     finally:
         for output_folder in output_folders:
             _output(output_folder, storage_options).remove_empty_staging()
@@ -186,37 +192,67 @@ class _Outcome:
     error: str | None = None
 
 
-def _write_each(
+@dataclass(frozen=True)
+class _ToIndex:
+    """A shard, and its indexes that may be valid."""
+
+    shard: Shard
+    known: tuple[IndexFile, ...]
+
+    def __str__(self) -> str:
+        return str(self.shard)
+
+
+def _known(
     shards: Sequence[Shard],
     folder: str | None,
-    overwrite: bool,
+    combined: bool,
     storage_options: dict[str, Any] | None,
-) -> list[_Outcome]:
-    task = partial(_write_one, folder=folder, overwrite=overwrite, storage_options=storage_options)
-    return one_task_per_item(task, shards)
+) -> dict[str, list[IndexFile]]:
+    """The indexes of each shard, by its URL: where one is to be written, and published beside it.
+
+    By a listing of each folder, since most requests for files by name would be in vain.
+    """
+    names: dict[str, set[str]] = {}
+    known: dict[str, list[IndexFile]] = {}
+    for shard in shards:
+        beside, name = folder_of(index_place(shard.url, folder))
+        if beside not in names:
+            output = _output(beside, storage_options)
+            staged = output.sizes(STAGING) if combined else ()  # by an interrupted run
+            names[beside] = {*output.sizes(), *(f"{STAGING}/{one}" for one in staged)}
+        own = [one for one in (name, f"{STAGING}/{name}") if one in names[beside]]
+        known[shard.url] = [IndexFile(inside(beside, one), shard) for one in own]
+        if combined and COMBINED_INDEX in names[beside]:
+            whole = inside(beside, COMBINED_INDEX)
+            known[shard.url].append(IndexFile(whole, shard, name=shard_name(shard.url)))
+    if folder is not None:
+        for url, index in find_indexes(shards, "auto", storage_options, {}).items():
+            known[url].append(index)
+    return known
 
 
 def _write_combined(
-    shards: Sequence[Shard],
+    to_index: Sequence[_ToIndex],
     folder: str | None,
     overwrite: bool,
     storage_options: dict[str, Any] | None,
 ) -> list[_Outcome]:
     """Write a combined index for each folder: stage an index per shard, then merge them."""
+    shards = [item.shard for item in to_index]
     groups = {
         location: {shard_name(shard.url): shard for shard in group}
         for location, group in ([(folder, shards)] if folder else by_folder(shards))
     }
     tables = {location: _table(location, storage_options) for location in groups}
-    missing = [
-        shard
+    held = {
+        shard.url
         for location, members in groups.items()
         for name, shard in members.items()
-        if overwrite or not ((table := tables[location]) and table.holds(name, shard))
-    ]
-    task = partial(
-        _write_one, folder=folder, overwrite=overwrite, storage_options=storage_options, stage=True
-    )
+        if not overwrite and (table := tables[location]) and table.holds(name, shard)
+    }
+    missing = [item for item in to_index if item.shard.url not in held]
+    task = partial(_write_one, folder=folder, storage_options=storage_options, stage=True)
     staged = {outcome.shard: outcome for outcome in one_task_per_item(task, missing)}
     outcomes: dict[str, _Outcome] = {}
     for location, members in groups.items():
@@ -347,33 +383,26 @@ def _refuse_unwritable(folder: str) -> None:
 
 
 def _write_one(
-    shard: Shard,
+    item: _ToIndex,
     folder: str | None,
-    overwrite: bool,
     storage_options: dict[str, Any] | None,
     stage: bool = False,
 ) -> _Outcome:
     """Index one shard atomically; with ``stage``, in the staging folder."""
+    shard = item.shard
     own = index_place(shard.url, folder)
     beside, name = folder_of(own)
     if stage:
         name = f"{STAGING}/{name}"
     target = inside(beside, name)
     output = _output(beside, storage_options)
-    if not overwrite:
-        known = [IndexFile(own, shard)]
-        if stage:  # staged by an interrupted run, and in the existing combined index
-            known += [IndexFile(target, shard), _in_combined(shard, beside)]
-        if folder is not None:  # published with the shard
-            published = IndexFile(index_place(shard.url, None), shard)
-            known += [published, _in_combined(shard, folder_of(shard.url)[0])]
-        for place in known:
-            if kept := _kept(place, storage_options, is_here=place.url in (own, target)):
-                outcome, data = kept
-                if data is None:
-                    return outcome
-                output.put(name, data)
-                return replace(outcome, index=target)
+    for place in item.known:
+        if kept := _kept(place, storage_options, is_here=place.url in (own, target)):
+            outcome, data = kept
+            if data is None:
+                return outcome
+            output.put(name, data)
+            return replace(outcome, index=target)
     try:
         with (
             open_file(shard.url, storage_options, shard) as stored,
@@ -381,7 +410,7 @@ def _write_one(
         ):
             index = index_tar(content, shard.url)
             rows, facts = shard_rows(shard, content, index)
-            facts.inode = stored.inode
+            facts.file_id = stored.file_id
             facts.checked = checked_parts(stored, index if content is stored else None)
             data = index_bytes(rows, facts)
     except (ShardError, ShardNotFoundError) as error:
@@ -389,10 +418,6 @@ def _write_one(
     output.put(name, data)
     damage = _as_text(index.damage)
     return _Outcome(shard.url, target, "written", len(index), len(data), damage)
-
-
-def _in_combined(shard: Shard, folder: str) -> IndexFile:
-    return IndexFile(inside(folder, COMBINED_INDEX), shard, name=shard_name(shard.url))
 
 
 def _kept(
@@ -408,12 +433,18 @@ def _kept(
             open_stored(index, storage_options) as stored,
             open_late(shard, storage_options, stored.check) as content,
         ):
-            if stored.facts.version != shard.version or not is_here:
+            indexed = stored.facts.version, stored.facts.ctime
+            if indexed != (shard.version, shard.ctime) or not is_here:
                 content.open()  # which checks the shard
                 kinds = stored.facts.extensions
                 names = [(kind, name) for kind in kinds for name in kinds[kind]]
                 columns = {f"{kind}/{name}": stored.column(kind, name) for kind, name in names}
-                facts = replace(stored.facts, version=shard.version, inode=content.inode)
+                facts = replace(
+                    stored.facts,
+                    version=shard.version,
+                    ctime=shard.ctime,
+                    file_id=content.file_id,
+                )
                 data = index_bytes(pa.table({KEY: stored.keys} | columns), facts)
             damage = _as_text(stored.damage)
             return _Outcome(shard.url, index.url, "kept", len(stored), stored.nbytes, damage), data
@@ -463,6 +494,7 @@ def _facts(shard: Shard, index: ShardIndex) -> ShardFacts:
     return ShardFacts(
         size=shard.size,
         version=shard.version,
+        ctime=shard.ctime,
         samples=len(index),
         members=index.members,
         pax=index.pax,

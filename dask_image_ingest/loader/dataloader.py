@@ -70,7 +70,9 @@ class TorchDataset(IterableDataset):
         self._share = share
         # The latest iterator of this process.
         self._batches: Batches | None = None
-        # The loop of workers that are being started: another may be set before they begin.
+        # Of workers of a `BatchLoader`, which tells them what has begun: another loop may be set
+        # before they begin; and the loop for which they were started.
+        self._is_told = False
         self._first: Loop | None = None
         # The process that unpickled this, with the rank and world of the one that pickled it.
         self._unpickled: tuple[int, tuple[int, int]] | None = None
@@ -96,8 +98,11 @@ class TorchDataset(IterableDataset):
             return self._batches
         self.refuse_workers()
         set_up_worker()
-        loop, self._first = self._first or self.loop, None
-        self._loops.note_begin()
+        if self._is_told:
+            loop, self._first = self._first or self._loops.begun, None
+        else:
+            loop = self.loop
+            self._loops.note_begin()
         self._batches = self._batches_of(loop)
         return map(sendable, self._batches)
 
@@ -153,11 +158,11 @@ class TorchDataset(IterableDataset):
         if not self._facts:
             share = (self._share or Share(*self._rank()))._replace(workers=workers)
             self._make(epoch=loop.epoch, start=0, share=share, facts=self._facts).prepare()
-        self._first = loop
+        self._is_told, self._first = True, loop
         try:
             yield
         finally:
-            self._first = None
+            self._is_told, self._first = False, None
 
     def close(self) -> None:
         """Stop reading ahead and free what was read."""
@@ -352,6 +357,11 @@ def make_dataloader(
     options: dict[str, Any],
 ) -> BatchLoader:
     """Create a ``DataLoader`` with ``options`` for the batches that ``make`` makes."""
+    if options.get("in_order", True) is not True:
+        raise ArgumentError(
+            f"in_order={shown(options['in_order'])}: batches come in the order of the epoch, by "
+            "which a state says which ones were used; leave it out"
+        )
     loader = BatchLoader(make_dataset(make, start, shard), batch_size=None, **options)
     if loader.num_workers:
         loader.dataset.refuse_workers()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from multiprocessing import RawArray, RawValue
+from multiprocessing import RawArray
 from multiprocessing.context import get_spawning_popen
 from typing import Any, NamedTuple
 
 from dask_image_ingest.loader.position import Position, parse_start, worker_of_loader
 
-# Bytes of an epoch and a position as JSON, at most.
+# Bytes of a loop as JSON, at most.
 _SIZE = 1024
 
 
@@ -39,9 +39,10 @@ class Loops:
 
     def _hold(self, loop: Loop) -> None:
         self._process = os.getpid()
-        self._text = RawArray("c", _SIZE)
-        self._begun = RawValue("b", 0)
-        self.set(loop)
+        # Each with a number, as a loop can be set again.
+        self._next = RawArray("c", _SIZE)
+        self._begun = RawArray("c", _SIZE)
+        self._next.value = json.dumps([0, *loop]).encode()
 
     def __getstate__(self) -> dict[str, Any]:
         # Only to a process that is being started can it be sent itself; else, its contents.
@@ -56,29 +57,29 @@ class Loops:
 
     def _own(self) -> None:
         if self._process != os.getpid() and worker_of_loader() is None:
-            self._hold(self._loop)
-
-    @property
-    def _loop(self) -> Loop:
-        epoch, start = json.loads(self._text.value)
-        return Loop(epoch, parse_start(start))
+            self._hold(_loop(self._next.value))
 
     @property
     def current(self) -> Loop:
         """The loop that begins next; once it has begun, that loop."""
         self._own()
-        return self._loop
+        return _loop(self._next.value)
+
+    @property
+    def begun(self) -> Loop:
+        """The latest loop that has begun, which another one may be set to follow."""
+        return _loop(self._begun.value)
 
     @property
     def has_begun(self) -> bool:
         """True if the current loop has begun."""
         self._own()
-        return bool(self._begun.value)
+        return bool(self._begun.value == self._next.value)
 
     def set(self, loop: Loop) -> None:
         """Let the next loop be this one."""
-        self._text.value = json.dumps(loop).encode()
-        self._begun.value = 0
+        number, *_ = json.loads(self._next.value)
+        self._next.value = json.dumps([number + 1, *loop]).encode()
 
     def set_epoch(self, epoch: int) -> None:
         """Let the next loop be an epoch, from the start that was set for it or from its begin."""
@@ -87,4 +88,9 @@ class Loops:
     def note_begin(self) -> None:
         """Note that the current loop has begun."""
         self._own()
-        self._begun.value = 1
+        self._begun.value = self._next.value
+
+
+def _loop(text: bytes) -> Loop:
+    _, epoch, start = json.loads(text)
+    return Loop(epoch, parse_start(start))

@@ -7,7 +7,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, MutableMapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -485,11 +485,14 @@ class ReferenceSource(LazySource):
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
+        # Image columns with failures that were logged: not again for each group of rows.
+        self._told: set[Hashable]
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
+        self._told = set()
         set_up = self._backend.thread_setup()
         self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
         self._gathering.submit(set_up)
@@ -538,17 +541,17 @@ class ReferenceSource(LazySource):
         decode = (self._last if shape is None else self._last.resized(shape)).function
         seeds = draws if self._last.is_random and draws.any() else None
         rows = self._gathering.submit(_gather, parts, order)
-        ahead = self._ahead
+        ahead, told = self._ahead, self._told
         if self._client is not None:
             sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
             name = f"{len(order)} rows of several partitions"
             decoded = self._threads.submit(lambda: self._fetch(sent.result(), lambda: name))
         elif ahead is None:
-            decoded = self._threads.submit(lambda: decode(rows.result(), seeds))
+            decoded = self._threads.submit(lambda: decode(rows.result(), seeds, told=told))
         else:
             fetch = self._gathering.submit(lambda: ahead.take(rows.result()))
             decoded = self._threads.submit(
-                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result())
+                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result(), told=told)
             )
 
         def result() -> tuple[BatchRows, np.ndarray]:

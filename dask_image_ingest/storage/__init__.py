@@ -5,7 +5,7 @@ decompressed bytes of each.
 """
 
 from dask_image_ingest.storage.beside import by_folder, find_beside, names_beside, names_in
-from dask_image_ingest.storage.fetch import merge
+from dask_image_ingest.storage.fetch import merge, request_all
 from dask_image_ingest.storage.fsspec_files import Listings, exists_remote
 from dask_image_ingest.storage.listing import (
     common_root,
@@ -94,6 +94,7 @@ __all__ = [
     "open_late",
     "open_parquet",
     "open_shard",
+    "request_all",
     "searches_of",
     "shard_name",
     "takes_files",

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import random
+import tempfile
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from statistics import median
 from threading import Event
 from typing import Any, TypeVar
@@ -48,7 +53,7 @@ class Settings:
         How long a range is retried after its first failure.
     """
 
-    connections: int = 16
+    connections: int = 64
     request_size: int = 4 << 20
     read_ahead: int = 64 << 20
     cache: int = 128 << 20
@@ -176,6 +181,7 @@ def latency_stats_of(url: str) -> LatencyStats:
     return _latency_stats.get(key) or _latency_stats.setdefault(key, LatencyStats())
 
 
+Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 # Exponential backoff, in seconds, with jitter.
@@ -227,6 +233,45 @@ class Retries:
             raise ShardError(f"{self._url} cannot be read: {why}{error}{tried}") from error
         if self._stopped.wait(pause):
             raise ShardError(f"{self._url} was closed while it was read")
+
+
+# The longest pause that is taken over from another process, in seconds.
+_LONGEST_SHARED = 3600.0
+
+
+def pause_requests(url: str, seconds: float) -> None:
+    """Let no process of this user on this machine ask a server before so many seconds have passed.
+
+    A server that limits requests counts those of all processes. The time of modification of a file
+    is when they may go on.
+    """
+    path, until = _pause_file(url), time.time() + seconds
+    with suppress(OSError):  # without a temporary folder, each process waits by itself
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        with open(path, "ab") as file:
+            if os.fstat(file.fileno()).st_mtime < until:
+                os.utime(path, (until, until))
+
+
+def refuse_paused(url: str) -> None:
+    """Raise `RetryableError` if a process was told to wait before it asks this server again."""
+    with suppress(OSError):
+        status = os.stat(_pause_file(url))
+        wait = min(status.st_mtime - time.time(), _LONGEST_SHARED)
+        if wait > 0 and status.st_uid == os.getuid():
+            raise RetryableError("its server has asked this machine to wait", wait)
+
+
+@lru_cache(100)
+def _pause_file(url: str) -> str:
+    host = hashlib.blake2b(urlsplit(url).netloc.encode(), digest_size=8).hexdigest()
+    return os.path.join(tempfile.gettempdir(), f"image-ingest-{os.getuid()}", host)
+
+
+def request_all(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
+    """Call a function that waits for requests with each item, ``connections`` of them at once."""
+    with ThreadPoolExecutor(configured_settings().connections) as threads:
+        return list(threads.map(function, items))
 
 
 def call_with_retry(task: Callable[[], Result], retries: Retries) -> Result:

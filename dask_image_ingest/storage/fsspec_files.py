@@ -7,7 +7,6 @@ import logging
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -28,6 +27,7 @@ from dask_image_ingest.storage.fetch import (
     RetryableError,
     call_with_retry,
     configured_settings,
+    request_all,
 )
 from dask_image_ingest.storage.reader import Result, reason_of, translate_errors
 from dask_image_ingest.storage.shard import (
@@ -53,8 +53,6 @@ logger = logging.getLogger("dask_image_ingest")
 
 # List a folder, which may hold millions of other files, for no fewer of its files than this.
 _WORTH_A_LISTING = 8
-
-_REQUESTS_AT_ONCE = 32
 
 # Keys holding a file's version, most reliable first: hashes of its content, then times. Hugging
 # Face has blob_id, GitHub sha, zip CRC, FTP modify, WebHDFS modificationTime.
@@ -299,8 +297,12 @@ def infos_of(
     fs: FileSystem, paths: Sequence[str], urls: Sequence[str], is_beside: bool = False
 ) -> list[Info | None]:
     """Infos of many, asked for at once."""
-    with ThreadPoolExecutor(_REQUESTS_AT_ONCE if fs.async_impl else 1) as pool:
-        return [*pool.map(lambda path, url: info_of(fs, path, url, is_beside), paths, urls)]
+    ask_all = request_all if fs.async_impl else map
+
+    def ask(file: tuple[str, str]) -> Info | None:
+        return info_of(fs, *file, is_beside)
+
+    return [*ask_all(ask, zip(paths, urls, strict=True))]
 
 
 def look_up(

@@ -29,7 +29,13 @@ from urllib3.exceptions import (
 )
 
 from dask_image_ingest.errors import ShardError, ShardNotFoundError, safe_cause
-from dask_image_ingest.storage.fetch import FirstBytes, RetryableError, Settings
+from dask_image_ingest.storage.fetch import (
+    FirstBytes,
+    RetryableError,
+    Settings,
+    pause_requests,
+    refuse_paused,
+)
 from dask_image_ingest.storage.shard import as_sent
 from dask_image_ingest.url_secrets import error_text
 
@@ -226,6 +232,7 @@ class HTTPSource:
             read=stall_timeout or self._settings.read_timeout,
         )
         address, own_headers = self._target()
+        refuse_paused(address)
         manager = pool_manager(self._settings, address)
         with _translate_errors(self.url):
             response = manager.urlopen(
@@ -267,8 +274,9 @@ class HTTPSource:
         if status in (404, 410):
             raise ShardNotFoundError(f"{self.url} is not found ({answer})")
         if status in _RETRIED:
-            after = response.headers.get("Retry-After", "")
-            wait = float(after) if after.isdecimal() else 0.0
+            wait = _asked_wait(response)
+            if status == 429 and wait:
+                pause_requests(address, wait)
             raise RetryableError(f"its server answers {answer}", wait)
         advice = _ADVICE.get(status)
         raise ShardError(
@@ -305,6 +313,13 @@ def _translate_errors(url: str) -> Iterator[None]:
 def _version(response: urllib3.BaseHTTPResponse) -> tuple[str, str]:
     """ETag and Last-Modified, as they stand in the headers; empty without one."""
     return response.headers.get("ETag", ""), response.headers.get("Last-Modified", "")
+
+
+def _asked_wait(response: urllib3.BaseHTTPResponse) -> float:
+    """Seconds that a server asks to wait; 0 without. The Hub tells when its window ends."""
+    after = response.headers.get("Retry-After", "")
+    left = re.search(r"\bt\s*=\s*(\d+)", response.headers.get("RateLimit", ""))
+    return float(after) if after.isdecimal() else float(left[1]) if left else 0.0
 
 
 def _total(response: urllib3.BaseHTTPResponse) -> int | None:

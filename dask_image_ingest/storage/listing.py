@@ -336,7 +336,7 @@ def find_local_file(path: str) -> Shard | None:
     except OSError as error:
         raise ShardError(f"{path} cannot be read: {error}") from error
     is_file = stat.S_ISREG(status.st_mode)
-    return Shard(path, status.st_size, str(status.st_mtime_ns)) if is_file else None
+    return Shard.of_file(path, status) if is_file else None
 
 
 def _search(search: Search, left_out: LeftOut) -> Iterator[Shard]:
@@ -431,7 +431,7 @@ def _files_at(
     elif kind.single and not is_utf8(path):
         left_out[_NOT_UTF8].append(path)
     elif stat.S_ISREG(status.st_mode):
-        yield Shard(path, status.st_size, str(status.st_mtime_ns))
+        yield Shard.of_file(path, status)
     elif is_named:
         refuse_special(path, status.st_mode)
     else:

@@ -103,10 +103,11 @@ class LocalReader(ByteReader):
         try:
             status = translate_errors(path, os.fstat, self._descriptor)
             refuse_special(path, status.st_mode)
-            self.inode = status.st_ino
-            self._size = translate_errors(path, self._file.seek, 0, os.SEEK_END)
-            self._version = size, modified_ns = self._state()
-            self.shard = Shard(path, size, str(modified_ns))
+            self._size = status.st_size
+            # Devices have other numbers on another day; inodes of two new disks are the same.
+            self.file_id = f"{os.fstatvfs(self._descriptor).f_fsid:x}-{status.st_ino}"
+            self._version = status.st_size, status.st_mtime_ns
+            self.shard = Shard.of_file(path, status)
         except BaseException:
             self.close()
             raise
@@ -334,7 +335,7 @@ class LazyReader(ByteReader):
                         if self._check.ranges:
                             stored.prefetch([*self._check.ranges, *ranges], gap)
                         self._check(stored)
-                    self.inode = stored.inode
+                    self.file_id = stored.file_id
                 except Exception as error:
                     self._refused = error
                     raise

@@ -50,14 +50,14 @@ class ByteReader:
         Why the bytes end too early; None if they don't.
     is_remote
         Whether reading costs requests.
-    inode
-        Number of the open file on its local disk, 0 without one. A copy has another.
+    file_id
+        File system and inode of an open local file, empty without one. A copy has another.
     """
 
     shard: Shard | None = None
     damage: str | None = None
     is_remote: ClassVar[bool] = False
-    inode: int = 0
+    file_id: str = ""
 
     def __len__(self) -> int:
         raise NotImplementedError

@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import closing, contextmanager
 from typing import Any, TypeAlias
+from urllib.parse import urlsplit
 
-from dask_image_ingest.errors import ShardError
+from dask_image_ingest.errors import ShardError, warn_once
 from dask_image_ingest.storage.fetch import (
     FirstBytes,
     LatencyStats,
@@ -436,12 +437,26 @@ def open_remote(
         listed.size in (head.size, -1) and source.is_version(listed.version)
     ):
         raise changed(listed, Shard(url, head.size, source.version))
+    if nbytes < len(head.data) == head.size:
+        _warn_of_whole_files(url)
     if len(head.data) == head.size:
         yield MemoryReader(memoryview(head.data), Shard(url, head.size, source.version))
     else:
         with closing(RemoteReader(source, head, settings)) as content:
             yield content
     source.refuse_changes()
+
+
+def _warn_of_whole_files(url: str) -> None:
+    parts = urlsplit(url)
+    server = f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"
+    warn_once(
+        f"no ranges of {server}",
+        f"{server} answers requests for ranges with whole files (status 200): each task that needs "
+        "a header, a caption or one image downloads all of its shard, and holds it in memory. "
+        "Serve the files with a server that supports ranges (nginx, Caddy, an object store), or "
+        "copy them to a disk",
+    )
 
 
 def _first_to_answer(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 from urllib.parse import quote
 
@@ -217,12 +217,22 @@ class Shard(UrlHolder):
         or a time of a remote one. Empty if the file system gives neither.
     sidecar
         The parquet file beside it with columns for its samples, if these were asked for.
+    ctime
+        Nanoseconds of the last change of a local file, its name and attributes included: no copy
+        has that of its original. 0 of a remote one.
     """
 
     url: str
     size: int
     version: str
     sidecar: Shard | None = None
+    ctime: int = field(default=0, compare=False)
+
+    @classmethod
+    def of_file(cls, path: str, status: os.stat_result) -> Shard:
+        """A local file."""
+        version = str(status.st_mtime_ns)
+        return cls(path, status.st_size, version, ctime=status.st_ctime_ns)
 
     @property
     def state(self) -> str:

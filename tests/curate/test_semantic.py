@@ -7,7 +7,12 @@ import pytest
 from embeddings import brute, near, table_of, topics, unit
 
 import dask_image_ingest as dii
-from dask_image_ingest.curate import compute_similarity, find_overlaps, find_semantic_duplicates
+from dask_image_ingest.curate import (
+    compute_similarity,
+    find_overlaps,
+    find_semantic_duplicates,
+    near_vectors,
+)
 
 COLUMNS = ["semantic.keep", "semantic.group", "semantic.of", "semantic.similarity"]
 
@@ -51,14 +56,6 @@ def test_many_vectors_lose_nearly_all_rows_that_all_with_all_finds(random):
     np.testing.assert_allclose(found["semantic.similarity"][gone].astype(float), cosines, atol=1e-5)
 
 
-@pytest.mark.slow
-def test_vectors_that_are_all_equal_leave_one():
-    vectors = np.repeat(unit(np.arange(1.0, 9)[None]), 9000, axis=0)
-    found = find_semantic_duplicates(table_of(vectors), keep="first")
-    assert found["semantic.keep"].tolist() == [True] + [False] * 8999
-    assert set(found["semantic.of"][1:]) == {"0000000"}
-
-
 @pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.slow)])
 def test_the_answer_is_the_same_whatever_the_partitions_are(random, count):
     table = table_of(topics(random, count, 32))
@@ -70,6 +67,14 @@ def test_the_answer_is_the_same_whatever_the_partitions_are(random, count):
         lazy = find_semantic_duplicates(dd.from_pandas(shuffled, npartitions=partitions))
         found = lazy.compute().set_index("__key__").loc[expected.index, COLUMNS]
         pd.testing.assert_frame_equal(found, expected, check_index_type=False, check_exact=True)
+
+
+def test_workers_search_the_files_of_each_other(random, client, monkeypatch):
+    vectors = topics(random, 600, 32)
+    expected = find_semantic_duplicates(table_of(vectors))[COLUMNS]
+    monkeypatch.setattr(near_vectors, "worker_memory", lambda: 1024)  # nothing stays in memory
+    found = find_semantic_duplicates(dd.from_pandas(table_of(vectors), npartitions=5))
+    pd.testing.assert_frame_equal(found[COLUMNS].compute(), expected, check_exact=True)
 
 
 def test_the_length_of_vectors_does_not_matter(random):
@@ -155,6 +160,8 @@ def test_wrong_arguments_are_refused(random):
         find_semantic_duplicates(table.drop(columns="__key__"))
     with pytest.raises(dii.ArgumentError, match="choose 'best'"):
         find_semantic_duplicates(table, keep="prettiest")
+    with pytest.raises(dii.ArgumentError, match="memory='1 MiB': pass at least 64 MiB"):
+        find_semantic_duplicates(table, memory="1 MiB")
     with pytest.raises(dii.ArgumentError, match="no column of lists"):
         find_semantic_duplicates(table, column="height")
     mixed = dd.concat([dd.from_pandas(table), dd.from_pandas(table_of(topics(random, 9, 8)))])

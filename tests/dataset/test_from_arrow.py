@@ -125,6 +125,27 @@ def test_a_frame_of_an_engine_has_the_types_that_a_read_gives(engine, tmp_path):
     assert back.jpg.dropna().tolist() == [b"1"]
 
 
+def test_categories_whose_texts_are_views_are_strings():
+    """As Polars hands its categories and enums over, in a struct and in lists, too."""
+    texts = pa.array(["a", "b"], pa.string_view())
+    category = pa.DictionaryArray.from_arrays(pa.array([1, 0, None], pa.uint32()), texts)
+    names = REFERENCE.names
+    fields = [category if n == "url" else pa.nulls(3, REFERENCE.field(n).type) for n in names]
+    columns = {
+        "image": pa.StructArray.from_arrays(fields, names),
+        "text": category,
+        "at": pa.StructArray.from_arrays([category], ["x"]),
+        "list": pa.ListArray.from_arrays([0, 2, 2, 3], category),
+        "two": pa.FixedSizeListArray.from_arrays(pa.concat_arrays([category, category]), 2),
+    }
+    back = dii.from_arrow(pa.table(columns), backend="pandas")
+    assert back["text"].tolist() == ["b", "a", pd.NA]
+    assert back["at"].tolist() == [{"x": "b"}, {"x": "a"}, {"x": None}]
+    assert back["list"].tolist() == [["b", "a"], [], [None]]
+    assert back["two"].tolist() == [["b", "a"], [None, "b"], ["a", None]]
+    assert [image.url for image in back["image"]] == ["b", "a", None]
+
+
 def test_a_lazy_frame_is_merged_with_a_table(shards):
     ddf = dii.read_webdataset_images(shards, backend="pandas", size=16)
     keys = ddf["__key__"].compute()

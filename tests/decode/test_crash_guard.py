@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import re
-import signal
 import struct
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import dask
 import numpy as np
 import psutil
 import pytest
 from corpus import picture, save
-from crasher import IN_DALI, IN_PILLOW, PLANTED, plant
+from crasher import IN_DALI, IN_PILLOW, plant
 from distributed import Client, LocalCluster
 from forked_python import run_python
 from handmade import insert_after_soi, jpeg_segment, webp_with_exif
@@ -115,8 +111,6 @@ def test_a_decoder_crash_costs_one_row_and_one_worker(shards, members, tmp_path,
     for name, value in plant(tmp_path / "bug").items():
         monkeypatch.setenv(name, value)
     with (
-        # What the process has configured of image-ingest takes the place of a worker's variables.
-        dask.config.set({"image-ingest.crash-journal": str(tmp_path / "bug")}),
         LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster) as client,
     ):
@@ -124,10 +118,9 @@ def test_a_decoder_crash_costs_one_row_and_one_worker(shards, members, tmp_path,
         check(ddf.compute(scheduler=client), members)
         deaths = client.run_on_scheduler(died)
         assert deaths == len(CULPRITS)
-        # The machine remembers the culprits: nobody dies again, whatever is asked.
+        # The scheduler remembers the culprits: nobody dies again, whatever is asked.
         check(ddf[list(ddf.columns)[::-1]].compute(scheduler=client), members)
         assert client.run_on_scheduler(died) == deaths
-    assert not list((tmp_path / "bug").glob("*/decoding-*"))
 
 
 def died(dask_scheduler) -> int:
@@ -142,13 +135,12 @@ def died(dask_scheduler) -> int:
 def test_a_job_that_died_of_an_image_names_the_shard(
     shards, members, tmp_path, monkeypatch, capsys
 ):
-    """Of workers without a folder for a journal, of which Dask allows none to die."""
+    """Of workers of which Dask allows none to die."""
     for name, value in plant(tmp_path / "bug").items():
         monkeypatch.setenv(name, value)
-    alone = {"image-ingest.crash-journal": os.devnull, "distributed.scheduler.allowed-failures": 0}
     said = rf"1 worker that read .*{shards[3].name} died, the last one at tcp.*allowed-failures"
     with (
-        dask.config.set(alone),
+        dask.config.set({"distributed.scheduler.allowed-failures": 0}),
         LocalCluster(n_workers=1, threads_per_worker=1, dashboard_address=":0") as cluster,
         Client(cluster),
         dask.config.set(scheduler=None),
@@ -166,103 +158,17 @@ def sums(images):
     return [int(image.sum()) for image in images]
 
 
-SCRIPT = """
-import dask, json, sys
-import dask_image_ingest as dii
-with dask.config.set(scheduler="threads", num_workers=2):
-    frame = dii.read_webdataset_images(sys.argv[1:], backend="pandas").compute()
-bad = frame["error"].notna().tolist()
-print(json.dumps(dict(zip(frame["__key__"], bad, strict=True))))
-"""
-
-
-@pytest.mark.newest
-def test_a_script_that_died_finishes_when_it_is_run_again(shards, tmp_path):
-    bug = plant(tmp_path / "bug")
-    for status in (-signal.SIGSEGV, 0):
-        finished = run_python(PLANTED + SCRIPT, shards[0], **bug)
-        assert finished.returncode == status, finished.stderr
-    errors = json.loads(finished.stdout)
-    assert sorted(errors) == [f"{n:02}" for n in range(10)]
-    assert [key for key, error in errors.items() if error] == ["07"]
-
-
 @pytest.fixture
-def folder(tmp_path):
-    with dask.config.set({"image-ingest.crash-journal": str(tmp_path)}):
-        yield Path(crash_log.folder())
-
-
-def test_the_journal_tells_a_dead_process_from_a_living_one(folder):
-    with crash_log.in_progress("piece") as died_before, crash_log.in_progress("piece") as again:
-        assert not died_before
-        assert not again
-    assert not list(folder.iterdir())
-    dying = "import os, sys; from dask_image_ingest.decode import crash_log; "
-    dying += "here = crash_log.in_progress(sys.argv[1]); here.__enter__(); os.kill(os.getpid(), 9)"
-    killed = run_python(dying, "piece", DASK_IMAGE_INGEST__CRASH_JOURNAL=str(folder.parent))
-    assert killed.returncode == -signal.SIGKILL, killed.stderr
-    assert [path.name for path in folder.iterdir()] == ["decoding-piece"]
-    with crash_log.in_progress("piece") as died_before:
-        assert died_before
-    assert not list(folder.iterdir())
-
-
-BUSY = """
-import sys, time
-from dask_image_ingest.decode import crash_log
-
-until = time.monotonic() + 280
-left = int(sys.argv[1])
-while left and time.monotonic() < until:
-    with crash_log.in_progress("piece") as died_before:
-        assert not died_before, "a living process was taken for a dead one"
-    left -= 1
-assert not left
-"""
-
-
-@pytest.mark.newest
-def test_processes_at_the_same_partition_do_not_take_each_other_for_dead(folder):
-    """As workers that read the same shard for several queries, over and over."""
-    journal = {"DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder.parent)}
-    with ThreadPoolExecutor(3) as pool:
-        busy = [pool.submit(run_python, BUSY, 300, **journal) for _ in range(3)]
-        assert [each.result().returncode for each in busy] == [0, 0, 0]
-    assert not list(folder.iterdir())
-
-
-def test_a_file_that_was_not_begun_tells_of_no_death(folder):
-    """Of a process that was killed just as it had made the file, before it had decoded anything."""
-    (folder / "decoding-piece").touch()
-    with crash_log.in_progress("piece") as died_before:
-        assert not died_before
-
-
-def test_the_journal_belongs_to_this_user_alone(folder):
-    assert folder.stat().st_mode & 0o777 == 0o700
-
-
-@pytest.mark.parametrize("place", ["/proc/nowhere", "a link"])
-def test_without_a_journal_work_goes_on(place, tmp_path):
-    if place == "a link":  # planted by somebody else, in a folder for all
-        place = str(tmp_path / "temporary")
-        with dask.config.set({"image-ingest.crash-journal": place}):
-            ours = Path(crash_log.folder())
-        ours.rmdir()
-        (tmp_path / "elsewhere").mkdir()
-        ours.symlink_to(tmp_path / "elsewhere")
-    with dask.config.set({"image-ingest.crash-journal": place}):
-        with crash_log.in_progress("piece") as died_before:
-            assert not died_before
-        crash_log.remember(b"image", "SIGSEGV")
-        assert not crash_log.crashers()
-    assert not list(tmp_path.glob("elsewhere/*"))
+def blamed(monkeypatch):
+    """The images that are logged as ones that kill their decoder."""
+    images = []
+    monkeypatch.setattr(crash_log, "remember", lambda data, death: images.append(data))
+    return images
 
 
 @pytest.mark.more
 @pytest.mark.newest
-def test_a_kill_of_the_guarded_process_blames_no_image(photos, folder):
+def test_a_kill_of_the_guarded_process_blames_no_image(photos, blamed):
     data = photos[0].encoded
     header = read_header(data, 10**9)
     with DecodeSubprocess(DecodeSpec()) as process:
@@ -272,7 +178,7 @@ def test_a_kill_of_the_guarded_process_blames_no_image(photos, folder):
         np.testing.assert_array_equal(process.decode(header, data, unknown(0)), pixels_alone(data))
         second = psutil.Process(process._process.pid)
     assert not second.is_running()
-    assert not crash_log.crashers()
+    assert not blamed
 
 
 DIES_ANSWERING = """
@@ -289,14 +195,14 @@ os.kill(os.getpid(), 9)
 
 
 @pytest.mark.parametrize("begun", [False, True])
-def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, folder, monkeypatch):
+def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, blamed, monkeypatch):
     half = pickle.dumps(np.zeros(1000, np.uint8))[:500]
     answers = [pickle.dumps(crash_guard.READY), half] if begun else [half]
     monkeypatch.setattr(crash_guard, "_START", DIES_ANSWERING.format(answers=answers))
     error, what = (BadImage, "SIGKILL") if begun else (DaskImageIngestError, "does not start")
     with DecodeSubprocess(DecodeSpec()) as process, pytest.raises(error, match=what):
         process.decode(None, b"image", None)
-    assert not crash_log.crashers()
+    assert not blamed
 
 
 @pytest.mark.newest
@@ -339,7 +245,7 @@ def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
     assert parsed_shape(np.frombuffer(bad, np.uint8)) is None
     files = {"bad.webp": bytes(bad)} | {f"{number:02}.webp": good for number in range(64)}
     path = write_tar(tmp_path / "a.tar", files)
-    finished = run_python(READER, path, DASK_IMAGE_INGEST__CRASH_JOURNAL=str(tmp_path))
+    finished = run_python(READER, path)
     assert finished.returncode == 0, finished.stderr
 
 

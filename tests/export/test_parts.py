@@ -152,6 +152,36 @@ def test_one_part_of_each_picture_is_not_written_as_the_whole_picture(refs, tmp_
     assert len(samples(tmp_path)) == len(table)
 
 
+UNTOLD = {
+    "references": lambda stored: stored,
+    "persisted": lambda stored: stored.persist(),
+    "pixels": dii.decode_images,
+    "good pixels": lambda stored: (ddf := dii.decode_images(stored))[ddf.error.isna()],
+    "shuffled": lambda stored: dii.decode_images(stored).shuffle("width"),
+    "merged": lambda stored: stored.merge(stored[["__key__", "cls"]], on="__key__"),
+    "computed": lambda stored: stored.compute(),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The inplace keyword:Warning")  # of Dask
+@pytest.mark.parametrize("kind", UNTOLD)
+def test_parts_of_which_references_alone_tell_are_not_written_whole(kind, refs, photos, tmp_path):
+    tiles = refs.images.tiles(60, edge="shift").compute()
+    parts = tiles[~tiles["__key__"].duplicated()].drop(columns=["part.page", "part.top"])
+    for name, rows in (("parts", parts), ("wholes", refs.compute())):
+        dd.from_pandas(rows, 2).to_parquet(tmp_path / name, write_index=False)
+    frame = UNTOLD[kind](dd.read_parquet(tmp_path / "parts"))
+    with pytest.raises(dii.ArgumentError, match=r"parts of pictures.*Encode|images\.tiles"):
+        dii.to_webdataset(frame, tmp_path / "out" / "{shard:03d}.tar")
+    wholes = UNTOLD[kind](dd.read_parquet(tmp_path / "wholes"))
+    dii.to_webdataset(wholes, tmp_path / "out" / "{shard:03d}.tar")
+    found = samples(tmp_path / "out")
+    assert {(key, f[p.extension]) for key, f in found.items() for p in photos if p.key == key} <= {
+        (photo.key, photo.encoded) for photo in photos
+    }
+    assert found
+
+
 def test_json_that_is_left_out_has_no_part(refs, tmp_path):
     tiles = dii.decode_images(refs.images.tiles(200))
     members = {"jpg": Encode("image"), "png": None, "webp": None, "json": None}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import io
 import json
 import os
+import subprocess
+import sys
 
 import datasets
 import numpy as np
@@ -111,6 +114,20 @@ def test_datasets_opens_them_with_image_features(references, members, tmp_path):
         want = Image.open(io.BytesIO(members[f"{row['__key__']}.jpg"]))
         assert np.array_equal(np.asarray(row["image"]), np.asarray(want))
         assert (row["mask"] is None) == (f"{row['__key__']}.seg.png" not in members)
+
+
+def test_pandas_reads_them_where_this_package_is_not_imported(references, members, tmp_path):
+    frame = references.assign(box=references.height.map(lambda n: [n], meta=(None, "list<int64>")))
+    dii.to_parquet_images(frame[["__key__", "box", "image"]], tmp_path / "out")
+    script = f"""
+import hashlib, json, pandas
+rows = pandas.read_parquet({str(tmp_path / "out")!r})
+files = (hashlib.md5(image["bytes"]).hexdigest() for image in rows.image)
+print(json.dumps(dict(zip(rows["__key__"], files))))
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, check=True)
+    want = {n[:3]: hashlib.md5(file).hexdigest() for n, file in members.items() if ".jpg" in n}
+    assert json.loads(done.stdout) == want
 
 
 def test_read_parquet_images_gives_the_same_pixels(references, paths, tmp_path):

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import gzip
-import importlib
 import os
 import random
+import re
 import shutil
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pandas as pd
 import pytest
 from faulty_server import faulty_server
+from photo_shards import encode
+from PIL import Image
 from random_shards import random_shards
 from s3 import empty_bucket, s3_options
 from synthetic import write_shards
+from tars import tar
 
 import dask_image_ingest as dii
-from dask_image_ingest.index import index_file
 
 COLUMNS = ["__key__", "height", "width", "txt", "cls", "offset", "nbytes"]
+PNG = encode(Image.new("RGB", (8, 8)), "png")
 STALE = "is not used: it is stale"
 
 
@@ -134,16 +138,56 @@ def test_another_shard_is_refused_and_named(change, place, written, tmp_path):
             assert pd.Series(stale).str.contains(told).all()
 
 
-def test_an_index_of_the_earlier_format_is_known_by_its_version(written, tmp_path, monkeypatch):
-    write_index = importlib.import_module("dask_image_ingest.index.write_index")
+@pytest.mark.parametrize("combined", [False, True])
+@pytest.mark.parametrize("how", ["renamed", "overwritten"])
+def test_two_shards_of_one_size_and_time_that_were_swapped_are_told_apart(how, combined, tmp_path):
+    paths = [tmp_path / name for name in ("a.tar", "b.tar")]
+    for number, path in enumerate(paths):
+        path.write_bytes(tar([("key.png", PNG), ("key.txt", f"of {number}".encode())]))
+        os.utime(path, ns=(10**18, 10**18))
+    dii.write_index(tmp_path, combined=combined)
+    if how == "renamed":
+        paths[0].rename(tmp_path / "other")
+        paths[1].rename(paths[0])
+        (tmp_path / "other").rename(paths[1])
+    else:
+        one, other = (path.read_bytes() for path in paths)
+        for path, data in zip(paths, (other, one), strict=True):
+            path.write_bytes(data)
+            os.utime(path, ns=(10**18, 10**18))
+    with pytest.warns(UserWarning, match=f"{STALE}.*a.tar is read without it"):
+        texts = dii.read_webdataset_images(tmp_path, backend="pandas")["txt"].compute()
+    assert texts.tolist() == ["of 1", "of 0"]
+    # What the warning advises, and without overwrite=.
+    assert dii.write_index(tmp_path, combined=combined)["state"].tolist() == ["written"] * 2
 
-    with monkeypatch.context() as patch:
-        patch.setattr(index_file, "_FORMAT", 4)
-        patch.setattr(write_index, "checked_parts", lambda *args: [])
-        dii.write_index(written)
-    assert len(rows(written)) == 27
-    with pytest.warns(UserWarning, match=f"{STALE}: the shard has another version"):
-        dii.read_webdataset_images(copied(written, tmp_path / "copy"), backend="pandas")
+
+@pytest.mark.parametrize("is_new_disk", [False, True])
+def test_a_file_of_the_same_inode_on_another_disk_is_a_copy(
+    is_new_disk, written, tmp_path, monkeypatch
+):
+    """Files that are copied to an empty disk have the inodes of the originals, if these had one."""
+    fstat = os.fstat
+
+    class FirstInode:
+        st_ino = 12
+
+        def __init__(self, descriptor):
+            self.status = fstat(descriptor)
+
+        def __getattr__(self, name):
+            return getattr(self.status, name)
+
+    monkeypatch.setattr(os, "fstat", FirstInode)
+    monkeypatch.setattr(os, "fstatvfs", lambda descriptor: SimpleNamespace(f_fsid=1))
+    dii.write_index(written)
+    copy = copied(written, tmp_path / "copy")
+    if is_new_disk:
+        monkeypatch.setattr(os, "fstatvfs", lambda descriptor: SimpleNamespace(f_fsid=2))
+        assert len(rows(copy)) == 27
+    else:
+        with pytest.warns(UserWarning, match="another modification time"):
+            assert len(dii.read_webdataset_images(copy, backend="pandas")) == 27
 
 
 def test_one_warning_of_a_read_names_the_first(written):
@@ -159,6 +203,23 @@ def test_one_warning_of_a_read_names_the_first(written):
 
 
 @pytest.mark.parametrize("combined", [False, True])
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_the_way_out_is_that_of_the_place(elsewhere, combined, written, tmp_path):
+    """What the warning advises is done as it says, and then there is none."""
+    options = {"index": tmp_path / "ours"} if elsewhere else {}
+    dii.write_index(written, folder=options.get("index"), combined=combined)
+    shard = written / "shard-0001.tar"
+    shard.write_bytes(shard.read_bytes() + bytes(10240))
+    with pytest.warns(UserWarning, match=STALE) as said:
+        dii.read_webdataset_images(written, backend="pandas", **options)["txt"].compute()
+    (told,) = [str(each.message) for each in said]
+    arguments = re.search(r"\. write_index\((.*)\) writes it anew\.", told)[1]
+    exec(f"dii.write_index(written, {arguments})", {"dii": dii, "written": written})
+    rows(written, **options)
+    assert len(list(written.glob("*.parquet"))) == (0 if elsewhere else 1 if combined else 3)
+
+
+@pytest.mark.parametrize("combined", [False, True])
 def test_published_indexes_are_pinned_in_a_folder_without_a_scan(combined, written, tmp_path):
     dii.write_index(written, combined=combined)
     expected = rows(written)
@@ -168,6 +229,7 @@ def test_published_indexes_are_pinned_in_a_folder_without_a_scan(combined, writt
         patch.setattr("dask_image_ingest.tar.index.TarScan", None)
         told = dii.write_index(urls, folder=tmp_path / "ours", combined=combined)
         assert told["state"].tolist() == ["kept"] * 3
+        assert not server.counts["404"]  # nothing is asked for that the listing does not show
         server.reset()
         frame = dii.read_webdataset_images(urls, backend="pandas", index=tmp_path / "ours")
         assert frame["txt"].compute().tolist() == expected["txt"].tolist()

@@ -68,12 +68,14 @@ def test_the_rows_are_those_of_the_shard(index, folders):
         warnings.simplefilter("error")
         own = read(folders / "b").compute()
     keys = [key for key, _ in by_webdataset([swapped / "000.tar"])]
-    for options in ({}, {"columns": ["__key__", "image"]}, {"columns": ["__key__", "npy"]}):
+    texts = {"columns": ["__key__", "txt"]}
+    for options in ({}, texts, {"columns": ["__key__", "image"]}, {"columns": ["__key__", "npy"]}):
         with pytest.warns(UserWarning, match=TOLD):
             found = read(swapped, **options).compute()
         assert found["__key__"].tolist() == keys
         if "txt" in found:
             assert found["txt"].tolist() == [f"b {n}" for n in range(4)]
+        if "npy" in found:
             assert found["npy"].tolist() == own["npy"].tolist()
         if "image" in found:
             pairs = zip(found.images.arrays(), own.images.arrays(), strict=True)
@@ -88,30 +90,28 @@ def test_the_rows_are_those_of_the_shard(index, folders):
 
 
 @pytest.mark.parametrize("pax", [False, True])
-def test_images_that_are_decoded_later_are_those_of_their_keys_or_an_error(pax, tmp_path):
-    for folder, last in (("one", "a"), ("two", "b")):
-        (tmp_path / folder).mkdir()
-        for number, first in enumerate(("c", last)):
-            path = tmp_path / folder / f"{number:03d}.tar"
-            path.write_bytes(shard(first, ord(first), pax))
-            os.utime(path, ns=(10**18, 10**18))
-        dii.write_index(tmp_path / folder)
+def test_images_that_are_decoded_later_are_those_of_their_keys_or_an_error(pax, monkeypatch):
+    monkeypatch.setattr(Faulty, "tag", lambda self, body: '"the same"')
+    with faulty_server() as server:
+        urls = [f"{server.url}/{number:03d}.tar" for number in range(2)]
+        options = {"columns": ["__key__", "image"], "backend": "pandas", "index": "memory://ours"}
 
-    def keys():
-        options = {"columns": ["__key__", "image"], "backend": "pandas"}
-        frame = dii.read_webdataset_images(tmp_path / "two", **options)
-        stored = dii.read_webdataset_images(tmp_path / "two", decode=False, **options)
-        batches = frame.images.iter_batches(2, columns=["__key__"], shuffle=1)
-        yield lambda: [key for batch in batches for key in batch["__key__"]]
-        yield lambda: frame.shuffle("__key__").compute()["__key__"].tolist()
-        yield lambda: dii.decode_images(stored.compute())["__key__"].tolist()
+        def keys():
+            frame = dii.read_webdataset_images(urls, **options)
+            stored = dii.read_webdataset_images(urls, decode=False, **options)
+            batches = frame.images.iter_batches(2, columns=["__key__"], shuffle=1)
+            yield lambda: [key for batch in batches for key in batch["__key__"]]
+            yield lambda: frame.shuffle("__key__").compute()["__key__"].tolist()
+            yield lambda: dii.decode_images(stored.compute())["__key__"].tolist()
 
-    for call in keys():
-        assert sorted(key[:2] for key in call()) == [f"{c}{n}" for c in "bc" for n in range(4)]
-    shutil.copy(tmp_path / "one/001.tar.index.parquet", tmp_path / "two")
-    for call in keys():
-        with pytest.raises(ShardError, match=r"no image of 'a.*write_index\(overwrite=True\)"):
-            call()
+        server.files |= {"/000.tar": shard("c", 1, pax), "/001.tar": shard("a", 2, pax)}
+        dii.write_index(urls, folder="memory://ours", overwrite=True)
+        for call in keys():
+            assert sorted(key[:2] for key in call()) == [f"{c}{n}" for c in "ac" for n in range(4)]
+        server.files["/001.tar"] = shard("b", 2, pax)
+        for call in keys():
+            with pytest.raises(ShardError, match=r"no image of 'a.*write_index\(overwrite=True\)"):
+                call()
 
 
 def test_a_remote_shard_is_checked_by_the_request_that_reads_it(folders, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import pickle
 import warnings
 
@@ -76,6 +77,35 @@ def test_a_loop_that_is_left_early_begins_again_and_another_goes_on_beside_it(dd
         loader.dataset.set_epoch(1)
         assert keys(loader) == second
         assert seen + keys(some) == first
+
+
+def test_an_epoch_that_is_set_in_a_loop_is_the_next_also_for_a_late_worker(ddf, monkeypatch):
+    from dask_image_ingest.loader import dataloader as module
+
+    may_begin, set_up = multiprocessing.get_context("fork").Event(), module.set_up_worker
+
+    def late():
+        set_up()
+        if data.get_worker_info().id == 1:
+            assert may_begin.wait(60)
+
+    monkeypatch.setattr(module, "set_up_worker", late)
+    may_begin.set()
+    loader = dataloader(ddf, multiprocessing_context="fork", **LASTING)
+    keys(loader)
+    may_begin.clear()
+    loader.set_epoch(1)
+    batches = iter(loader)
+    seen = keys([next(batches)])
+    loader.set_epoch(2)
+    may_begin.set()
+    assert seen + keys(batches) == whole(None, ddf, 1)
+    assert keys(loader) == whole(None, ddf, 2)
+
+
+def test_batches_in_any_order_are_refused_as_a_state_could_not_tell_which_came(ddf):
+    with pytest.raises(dii.ArgumentError, match="in_order=False"):
+        dataloader(ddf, in_order=False, **SOME)
 
 
 @pytest.mark.slow

@@ -33,15 +33,19 @@ def ddf(tmp_path_factory):
     return dii.read_webdataset_images(folder, size=224, resize="crop")
 
 
-@pytest.mark.parametrize("library", ["lightning", "accelerate", "transformers"])
-def test_a_recipe_goes_through_the_epochs_in_their_order(ddf, library, tmp_path, monkeypatch):
-    pytest.importorskip(library, reason="pip install -e '.[notebooks]'")
-    monkeypatch.chdir(tmp_path)
-    (recipe,) = (
+def recipe(library):
+    (block,) = (
         block.code
         for block in blocks(ROOT / "docs" / "guide" / "train.md")
         if block.code.startswith(f"import {library}\n")
     )
+    return compile(block, library, "exec")
+
+
+@pytest.mark.parametrize("library", ["lightning", "accelerate", "transformers"])
+def test_a_recipe_goes_through_the_epochs_in_their_order(ddf, library, tmp_path, monkeypatch):
+    pytest.importorskip(library, reason="pip install -e '.[notebooks]'")
+    monkeypatch.chdir(tmp_path)
     seen = []
     forward = torch.nn.Linear.forward
 
@@ -50,7 +54,7 @@ def test_a_recipe_goes_through_the_epochs_in_their_order(ddf, library, tmp_path,
         return forward(layer, images)
 
     monkeypatch.setattr(torch.nn.Linear, "forward", noting)
-    exec(compile(recipe, library, "exec"), {"torch": torch, "ddf": ddf, "__name__": "recipe"})
+    exec(recipe(library), {"torch": torch, "ddf": ddf, "__name__": "recipe"})
     options = {"format": "torch", "columns": [], "shuffle": 0, "normalize": (0.5, 0.5)}
     expected = [
         batch["image"].flatten(1).sum(1).tolist()
@@ -59,6 +63,34 @@ def test_a_recipe_goes_through_the_epochs_in_their_order(ddf, library, tmp_path,
     ]
     assert len(expected) == 8
     assert seen == expected
+
+
+@pytest.mark.more
+def test_transformers_goes_on_in_the_middle_of_a_later_epoch(ddf, tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers", reason="pip install -e '.[notebooks]'")
+    monkeypatch.chdir(tmp_path)
+    exec(recipe("transformers"), guide := {"torch": torch, "ddf": ddf, "__name__": "recipe"})
+    seen = []
+
+    class Model(guide["Classifier"]):
+        def forward(self, image, cls):
+            seen.append(image.flatten(1).sum(1).tolist())
+            return super().forward(image, cls)
+
+    def train(steps, **resume):
+        arguments = transformers.TrainingArguments(
+            "steps", max_steps=steps, save_steps=6, report_to="none", use_cpu=True
+        )
+        guide["Trainer"](Model(), arguments, callbacks=[guide["Epoch"]()]).train(**resume)
+
+    train(6)
+    train(8, resume_from_checkpoint="steps/checkpoint-6")
+    options = {"format": "torch", "columns": [], "shuffle": 0, "normalize": (0.5, 0.5)}
+    assert seen == [
+        batch["image"].flatten(1).sum(1).tolist()
+        for epoch in range(2)
+        for batch in ddf.images.iter_batches(16, epoch=epoch, **options)
+    ]
 
 
 @pytest.mark.parametrize("done", [3, 4], ids=["end of an epoch", "middle"])

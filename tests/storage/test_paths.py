@@ -500,6 +500,7 @@ def test_a_remote_shard_that_changes_while_open_is_an_error(remote):
         index_tar(content)
 
 
+@pytest.mark.filterwarnings("ignore:.*with whole files:UserWarning")
 def test_a_server_without_ranges_sends_the_shard_once(remote, monkeypatch):
     remote.pipe("/x.tar", LARGE)
 
@@ -513,6 +514,7 @@ def test_a_server_without_ranges_sends_the_shard_once(remote, monkeypatch):
     assert remote.requests.count("whole") == 1
 
 
+@pytest.mark.filterwarnings("ignore:.*with whole files:UserWarning")
 @pytest.mark.slow
 def test_web_servers_with_and_without_ranges(tmp_path):
     pytest.importorskip("aiohttp")

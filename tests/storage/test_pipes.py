@@ -162,20 +162,24 @@ def test_what_a_command_leaves_in_a_session_of_its_own_is_not_waited_for(shards,
 
 
 INTERRUPTED = """
-import signal, sys
+import signal, sys, threading
+from concurrent.futures import ThreadPoolExecutor
 import dask
 import dask_image_ingest as dii
 
 # A shell has programs that it starts in the background ignore it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 shard, command = sys.argv[1:]
-with dask.config.set(scheduler="threads"):
+# Both threads are there before the interrupt: Python never ends a program that is interrupted while
+# a pool starts one, since the pool does not know the thread yet.
+pool, both = ThreadPoolExecutor(2), threading.Barrier(2)
+list(pool.map(lambda _: both.wait(), range(2)))
+with dask.config.set(scheduler="threads", pool=pool):
     ddf = dii.read_webdataset_images([shard, command], backend="pandas", allow_pipes=True)
     ddf.compute()
 """
 
 
-@pytest.mark.nightly
 @pytest.mark.newest
 @pytest.mark.slow
 def test_one_interrupt_ends_a_program_and_its_command(shards, tmp_path):

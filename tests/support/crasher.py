@@ -76,10 +76,6 @@ path = os.path.dirname(__file__), *os.environ.get("PYTHONPATH", "").split(os.pat
 os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(filter(None, path)))
 """
 
-#: The beginning of a program that runs in a fork, for which no Python looks for that module.
-PLANTED = "import os, sys; sys.path[:0] = os.environ['PYTHONPATH'].split(':'); import sitecustomize"
-PLANTED += "\n"
-
 
 def plant(folder: Path) -> dict[str, str]:
     """The environment of processes whose decoders have the bug; ``folder`` holds it."""
@@ -88,7 +84,6 @@ def plant(folder: Path) -> dict[str, str]:
     path = [str(folder), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {
         "PYTHONPATH": os.pathsep.join(path),
-        "DASK_IMAGE_INGEST__CRASH_JOURNAL": str(folder),
         # A crash is what is asked for: no report of it.
         "PYTHONFAULTHANDLER": "",
     }

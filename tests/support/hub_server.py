@@ -1,12 +1,14 @@
-"""A server that answers as the Hugging Face Hub does: listings, and redirects to a storage."""
+"""A server as the Hugging Face Hub: a repository, a bucket, and redirects to a storage."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -15,9 +17,10 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from faulty_server import serving
 
+#: A repository of data, and a bucket; both have the same files.
 REPOSITORY = "org/photos"
 
-# All have the same files.
+# All have the same files, too.
 REVISION = "(?:main|v1|refs%2Fpr%2F1)"
 
 
@@ -35,12 +38,21 @@ class Hub:
         How many requests an address of the storage is valid for.
     busy
         How many requests for a file are answered with 429 first.
+    wait
+        The header that says how long to wait then.
+    latency
+        Seconds before each answer.
+    answered
+        When each request came, and when its answer began.
     """
 
     files: dict[str, bytes] = field(default_factory=dict)
     token: str = "hub-secret"
     lease: int = 10**9
     busy: int = 0
+    wait: tuple[str, str] = ("Retry-After", "1")
+    latency: float = 0.0
+    answered: list[tuple[float, float]] = field(default_factory=list)
     url: str = ""
     storage: str = ""
     counts: Counter[str] = field(default_factory=Counter)
@@ -51,6 +63,14 @@ class Hub:
     def options(self) -> dict[str, str]:
         """The storage options of a reader."""
         return {"endpoint": self.url, "token": self.token}
+
+    def in_a_row(self) -> int:
+        """The most requests of which each came after the answer to the one before."""
+        count, last = 0, 0.0
+        for came, answered in sorted(self.answered, key=lambda request: request[1]):
+            if came >= last:
+                count, last = count + 1, answered
+        return count
 
     def below(self, folder: str, is_deep: bool) -> list[dict[str, object]]:
         """The listing of a folder: its files, and the folders in it or at any depth."""
@@ -66,11 +86,19 @@ class Hub:
         """A file in a listing."""
         data = self.files[path]
         oid = hashlib.sha1(data).hexdigest()
-        return {"type": "file", "oid": oid, "size": len(data), "path": path}
+        entry = {"type": "file", "size": len(data), "path": path}
+        return entry | {"oid": oid, "xetHash": digest(data), "mtime": "2026-01-01T00:00:00.000Z"}
+
+
+@functools.lru_cache(2000)
+def digest(data: bytes) -> str:
+    """Of the content, made once: Python keeps the hash of bytes."""
+    return hashlib.sha256(data).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
     hub: Hub
 
     def log_message(self, *args: object) -> None:
@@ -85,22 +113,38 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
+    def do_GET(self) -> None:
+        came = time.monotonic()
+        time.sleep(self.hub.latency)
+        self.hub.answered.append((came, time.monotonic()))
+        self.answer()
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def answer(self) -> None:
+        raise NotImplementedError
+
     def json(self, value: object) -> None:
         self.send(200, json.dumps(value).encode(), Content_Type="application/json")
 
 
 class _Hub(_Handler):
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         hub, parts = self.hub, urlsplit(self.path)
         if self.headers.get("Authorization") != f"Bearer {hub.token}":
             hub.counts["without token"] += 1
             return self.send(401)
-        api = re.fullmatch(rf"/api/datasets/{REPOSITORY}(/revision/[^/]+)?", parts.path)
-        tree = re.fullmatch(rf"/api/datasets/{REPOSITORY}/tree/{REVISION}/?(.*)", parts.path)
-        file = re.fullmatch(rf"/datasets/{REPOSITORY}/resolve/{REVISION}/(.*)", parts.path)
+        is_bucket = re.match("(/api)?/buckets/", parts.path) is not None
+        place = f"buckets/{REPOSITORY}" if is_bucket else f"datasets/{REPOSITORY}"
+        revision = "" if is_bucket else f"/{REVISION}"
+        api = re.fullmatch(rf"/api/{place}(/revision/[^/]+)?", parts.path)
+        tree = re.fullmatch(rf"/api/{place}/tree{revision}/?(.*)", parts.path)
+        file = re.fullmatch(rf"/{place}/resolve{revision}/(.*)", parts.path)
         if api:
             hub.counts["repository"] += 1
-            return self.json({"id": REPOSITORY, "sha": "0" * 40})
+            known = {"id": REPOSITORY, "sha": "0" * 40, "createdAt": "2026-01-01T00:00:00.000Z"}
+            return self.json(known | {"private": True, "size": 0, "totalFiles": len(hub.files)})
         if tree:
             hub.counts["listing"] += 1
             is_deep = parse_qs(parts.query).get("recursive", ["False"])[0].lower() == "true"
@@ -116,7 +160,8 @@ class _Hub(_Handler):
             address = f"/{number}/{file[1]}"
             hub._given[address] += 1
         if busy:
-            return self.send(429, Retry_After="1")
+            name, wait = hub.wait
+            return self.send(429, **{name: wait})
         return self.send(302, Location=f"{hub.storage}{address}?signed=yes")
 
     def do_POST(self) -> None:
@@ -126,11 +171,9 @@ class _Hub(_Handler):
         paths = json.loads(body)["paths"] if body.startswith("{") else parse_qs(body)["paths"]
         self.json([hub.entry(path) for path in paths if path in hub.files])
 
-    do_HEAD = do_GET  # noqa: N815
-
 
 class _Storage(_Handler):
-    def do_GET(self) -> None:
+    def answer(self) -> None:
         hub, parts = self.hub, urlsplit(self.path)
         hub.counts["storage"] += 1
         if "Authorization" in self.headers:
@@ -143,7 +186,7 @@ class _Storage(_Handler):
             hub.counts["expired"] += 1
             return self.send(403)
         data = hub.files[unquote(parts.path.split("/", 2)[2])]
-        tag = f'"{hashlib.sha256(data).hexdigest()}"'
+        tag = f'"{digest(data)}"'
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         if asked is None:
             return self.send(200, data, ETag=tag)

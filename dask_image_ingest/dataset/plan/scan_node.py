@@ -29,7 +29,7 @@ from dask_image_ingest.dataset.plan.base_nodes import (
 from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, ROW_WISE, as_predicate
 from dask_image_ingest.dataset.predicates import Predicate, all_of, columns_of
 from dask_image_ingest.dataset.read_options import ReadOptions
-from dask_image_ingest.dataset.scan.partitioning import Partition, known_rows
+from dask_image_ingest.dataset.scan.partitioning import Partition, count_checked, known_rows
 from dask_image_ingest.dataset.scan.rows import (
     ColumnDecode,
     ErrorFilter,
@@ -164,6 +164,16 @@ class Scan(TakesFilters, Read):
         """The rows of each partition; None if unknown, or if filters or a limit drop some."""
         all_rows = not self.operand("filters") and self.operand("limit") is None
         return super().lengths if all_rows else [None] * self.npartitions
+
+    @property
+    def counted(self) -> list[int | None]:
+        """The same, after the content of remote shards was checked."""
+        lengths = self.lengths
+        if self.operand("filters") or self.operand("limit") is not None:
+            return lengths
+        unknown = [part for part, n in zip(self.sources, lengths, strict=True) if n is None]
+        samples = count_checked(unknown, self.dataset.options.storage_options)
+        return [known_rows(part, samples) for part in self.sources] if samples else lengths
 
     @property
     def on_host(self) -> Scan:

@@ -5,7 +5,6 @@ with pixels and errors, and the optimiser rules that place the decode after shuf
 """
 
 from dask_image_ingest.dataset.references.chunks import (
-    ChunkedMap,
     LastDecode,
     is_augmented,
     known_lengths,
@@ -40,7 +39,6 @@ from dask_image_ingest.dataset.references.tiles import CutRows, Edge, make_pages
 
 __all__ = [
     "LOCATION_COLUMNS",
-    "ChunkedMap",
     "CutRows",
     "Decode",
     "Edge",

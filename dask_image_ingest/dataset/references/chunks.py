@@ -1,4 +1,4 @@
-"""Decode moved rows in chunks: for chunked functions, for split partitions, for batches."""
+"""Decode moved rows in chunks: of split partitions, and for batches."""
 
 from __future__ import annotations
 
@@ -6,93 +6,31 @@ import functools
 import itertools
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import dask
 import dask.dataframe as dd
 import numpy as np
-from dask.dataframe.dispatch import concat
 from distributed import Client
 
 from dask_image_ingest import dask_internals as dx
-from dask_image_ingest.dataset.plan.base_nodes import ImageNode, PreservesRows
+from dask_image_ingest.dataset.plan.base_nodes import PreservesRows
 from dask_image_ingest.dataset.plan.operations import ELEMENTWISE, SAME_ROWS
 from dask_image_ingest.dataset.plan.scan_node import Scan, ScanPlaceholder, Steps
 from dask_image_ingest.dataset.references.decode_node import Decode
 from dask_image_ingest.dataset.references.fetch import (
     Fetch,
     decode_partition,
-    decode_pieces,
     encoded_sizes,
     fetch,
     fetch_rows,
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
-from dask_image_ingest.frames import BackendName, backend_of, get_backend
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, logged_once, slices_by_size
+from dask_image_ingest.frames import BackendName, backend_of
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 from dask_image_ingest.typedefs import DataFrame
-
-
-def _apply(
-    frame: DataFrame, function: Callable[..., Any], args: tuple[Any, ...], _meta: DataFrame
-) -> Any:
-    return function(frame, *args)
-
-
-def _apply_in_chunks(
-    frame: DataFrame,
-    images: Sequence[ColumnDecode],
-    name: BackendName,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    _meta: DataFrame,
-) -> Any:
-    backend = get_backend(name)
-    # A piece exceeds its size by less than an image, and must not exceed what a column holds.
-    largest = min(backend.partition_memory(), backend.largest_partition // 2)
-    results = [function(piece, *args) for piece in decode_pieces(frame, images, largest, name)]
-    return results[0] if len(results) == 1 else concat(results)
-
-
-class ChunkedMap(ImageNode, dx.Blockwise):
-    """Maps partitions by a function whose results over chunks of a partition can be concatenated.
-
-    Moved rows are decoded chunk by chunk: a shuffle may bring any number of images to a partition,
-    and the graph can't split partitions whose size is unknown when it is built.
-    """
-
-    _parameters: ClassVar = ["frame", "function", "args", "meta"]
-    operation: ClassVar[Any] = staticmethod(_apply)
-
-    @functools.cached_property
-    def _meta(self) -> Any:
-        return self.operand("meta")
-
-    def _divisions(self) -> tuple[None, ...]:
-        return (None,) * (self.frame.npartitions + 1)
-
-    def _lower(self) -> dx.Expr | None:
-        frame = self.frame
-        if type(frame) is not Decode or frame.only is not None:
-            return None
-        lowered = frame._lower()
-        decode = frame if lowered is None else lowered
-        if not isinstance(decode, Decode):
-            return None  # one task with its scan
-        backend = backend_of(frame._meta).name
-        return _ChunkedMapOfReferences(decode.frame, decode.images, backend, *self.operands[1:])
-
-
-class _ChunkedMapOfReferences(ChunkedMap):
-    """The map over references; decodes them itself."""
-
-    _parameters: ClassVar = ["frame", "images", "backend", "function", "args", "meta"]
-    operation = staticmethod(_apply_in_chunks)
-
-    def _lower(self) -> None:
-        return None
 
 
 def _rows(frame: DataFrame, start: int, end: int) -> DataFrame:
@@ -174,8 +112,11 @@ def _decode_rows(
     rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
+    told: set[Hashable] | None = None,
 ) -> DataFrame:
-    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)
+    options: dict[str, Any] = {"draws": draws, "fetch_bytes": fetch_bytes, "backend": backend}
+    with logged_once(told):
+        decoded = decode_partition(rows, images, **options)
     decoded = decoded if steps is None else steps.function(decoded)
     return decoded[list(columns)]
 
@@ -203,10 +144,11 @@ class LastDecode:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Function of a frame of any of these rows, of ``draws`` and ``fetch_bytes``: decodes it.
+        """Function of a frame of any of these rows, and options: decodes it.
 
         ``draws``, uint64 (rows,), says which random numbers each row gets; None those of a read.
-        ``fetch_bytes`` fetches the images; without, their ranges are fetched.
+        ``fetch_bytes`` fetches the images; without, their ranges are fetched. With ``told``, failed
+        images are logged once for each image column, which is then added to it.
         Rows with equal reference and draw have equal pixels, whatever else the frame holds.
         """
         backend = backend_of(self.rows._meta).name

@@ -22,10 +22,7 @@ from dask_image_ingest.dataset.scan.rows import (
     ColumnDecode,
     ErrorFilter,
     decode_rows,
-    decoded_sizes,
     missing_image,
-    put_pixels,
-    slices_by_size,
 )
 from dask_image_ingest.decode import (
     BadImage,
@@ -126,23 +123,6 @@ def _ordered(decoded: DataFrame, rows: DataFrame) -> DataFrame:
     """The columns in the order of the rows: on another backend, what is decoded comes last."""
     names = [n for n in dict.fromkeys([*rows.columns, *decoded.columns]) if n in decoded.columns]
     return decoded if names == [*decoded.columns] else decoded[names]
-
-
-def decode_pieces(
-    frame: DataFrame, images: Sequence[ColumnDecode], largest: int, backend: BackendName
-) -> Iterator[Any]:
-    """Decode a frame in pieces of about ``largest`` bytes, encoded and decoded.
-
-    ``backend`` is that of the pieces.
-    """
-    for rows in slices_by_size([encoded_sizes(frame, column) for column in images], largest):
-        part = frame.iloc[rows]
-        encoded = [fetch_images(part, column) for column in images]
-        sizes = [decoded_sizes(*column) for column in zip(images, encoded, strict=True)]
-        for piece in slices_by_size(sizes, largest):
-            taken = [column.take(np.arange(len(part))[piece]) for column in encoded]
-            rest = _on_backend(part.iloc[piece], images, backend)
-            yield _ordered(put_pixels(rest, images, taken), part)
 
 
 def fetch_images(

@@ -290,11 +290,16 @@ def _images(frame: AnyFrame, names: Sequence[str] | None) -> Images:
     references = reference_columns(frame)
     if names is None:
         names = references if len(references) == 1 else ["image"]
+    if not references:
+        raise ArgumentError(
+            "the frame has no column of references, of which tiles and pages are made: read with "
+            "decode=False, and keep the column 'image' (filters, joins and parquet files keep it, "
+            "too; __url__, offset and nbytes are no references). decode_images decodes the parts"
+        )
     if not names or not {*names} <= {*references}:
         raise ArgumentError(
             f"image={shown(names)}: the frame's columns of references are "
-            f"{', '.join(map(repr, references)) or 'none'}. Read with decode=False, and decode the "
-            "parts"
+            f"{', '.join(map(repr, references))}"
         )
     return tuple((n, part_names(n, frame.columns, n == references[0])) for n in names)
 

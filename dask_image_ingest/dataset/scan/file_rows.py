@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -18,7 +17,14 @@ from dask_image_ingest.dataset.schema.columns import ImageMember
 from dask_image_ingest.decode import EncodedImages, Header, Origin
 from dask_image_ingest.errors import ShardError, ShardNotFoundError
 from dask_image_ingest.frames import references_of_fields
-from dask_image_ingest.storage import Shard, is_pipe, local_path, open_file, without_query
+from dask_image_ingest.storage import (
+    Shard,
+    is_pipe,
+    local_path,
+    open_file,
+    request_all,
+    without_query,
+)
 from dask_image_ingest.tar import HEAD, ShardIndex, open_member
 
 _Item = TypeVar("_Item")
@@ -33,9 +39,6 @@ MOST_ENCODED = 32 << 20
 
 # Columns that the listing tells.
 _LISTED = frozenset({"__key__", "__url__", "offset", "nbytes", *CLASS_COLUMNS})
-
-# Remote files fetched concurrently.
-_REMOTE_AT_ONCE = 8
 
 _NO_INDEX = ShardIndex()
 
@@ -184,8 +187,7 @@ def for_each(
     items = list(items)
     if len(items) < 2 or all(local_path(url) is not None or is_pipe(url) for url in urls):
         return list(map(function, items))
-    with ThreadPoolExecutor(_REMOTE_AT_ONCE) as threads:
-        return list(threads.map(function, items))
+    return request_all(function, items)
 
 
 def path_key(url: str, root: str, extensions: Sequence[str] = ()) -> str:

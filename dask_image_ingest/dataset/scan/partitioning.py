@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any, Final, TypeAlias
 
 from dask_image_ingest.arguments import number_of_bytes, shown, whole_number
@@ -22,8 +23,16 @@ from dask_image_ingest.dataset.schema.coerce import LARGEST_JSON, parse_json
 from dask_image_ingest.dataset.schema.columns import Schema
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError, warn_user
 from dask_image_ingest.frames import Backend
-from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError
-from dask_image_ingest.storage import ByteReader, Shard, is_pipe, open_late, open_shard
+from dask_image_ingest.index import IndexedReader, IndexFile, UnusableIndexError, open_stored
+from dask_image_ingest.storage import (
+    ByteReader,
+    Shard,
+    is_pipe,
+    local_path,
+    open_late,
+    open_shard,
+    request_all,
+)
 from dask_image_ingest.tar import ShardIndex, index_head, read_member
 from dask_image_ingest.url_secrets import UrlHolder, url_identity
 
@@ -96,14 +105,47 @@ def first_labels(urls: Iterable[str]) -> dict[str, int]:
     return labels
 
 
-def known_rows(partition: Partition) -> int | None:
-    """Number of rows of a partition; None if a shard has no index with its samples counted."""
+def known_rows(partition: Partition, counted: Mapping[str, int] | None = None) -> int | None:
+    """Number of rows of a partition; None if a shard has no index with its samples counted.
+
+    ``counted`` are those of `count_checked`.
+    """
     rows = 0
     for split in partition:
-        if split.index is None or split.index.samples is None:
+        samples = None if split.index is None else split.index.samples
+        samples = (counted or {}).get(split.url) if samples is None else samples
+        if samples is None:
             return None
-        rows += len(part_of(split.index.samples, split.part, split.parts))
+        rows += len(part_of(samples, split.part, split.parts))
     return rows
+
+
+def count_checked(
+    partitions: Iterable[Partition], storage_options: dict[str, Any] | None
+) -> dict[str, int]:
+    """Number of samples of remote shards by their indexes; without those whose index does not hold.
+
+    Content is checked as by a task, but of many shards at once: a task for each would wait for its
+    requests.
+    """
+    indexes = {
+        split.url: split.index
+        for split in chain.from_iterable(partitions)
+        if split.index is not None and split.index.samples is None and local_path(split.url) is None
+    }
+    samples = request_all(lambda index: _checked(index, storage_options), indexes.values())
+    return {url: count for url, count in zip(indexes, samples, strict=True) if count is not None}
+
+
+def _checked(index: IndexFile, storage_options: dict[str, Any] | None) -> int | None:
+    try:
+        with (
+            open_stored(index, storage_options) as stored,
+            open_late(index.shard, storage_options, stored.check),
+        ):
+            return None if stored.damage else len(stored)
+    except (UnusableIndexError, ShardError, ShardNotFoundError):
+        return None  # a task reads the shard, or tells why it can't
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
@@ -385,10 +387,12 @@ def put_pixels(
     with_pixels = [size for column, size in zip(images, sizes, strict=True) if column.pixels]
     nbytes = sum(int(size.sum()) for size in with_pixels)
     if nbytes > (largest := backend.largest_partition):
+        pieces = -(-nbytes // largest)
         raise PartitionTooLargeError(
             f"{encoded[0].what} decode to {nbytes / 1e9:.1f} GB, and one partition holds at most "
-            f'{largest / 1e9:.1f} GB of pixels here. Pass partition_size="512 MiB" to split shards '
-            "(or repartition the frame), or size= to decode smaller images"
+            f"{largest / 1e9:.1f} GB of pixels here. Cut the partitions of undecoded rows, "
+            f"repartition(npartitions={pieces + 1} * frame.npartitions), pass size= to decode "
+            'smaller images, or partition_size="512 MiB" to the read, which splits shards'
         )
     made: dict[int, Pixels] = {}
     for group in _shared(images, encoded, only):
@@ -447,9 +451,9 @@ def _decode(
         encoded = encoded.take(firsts[order])
         sizes = [of_column[firsts[order]] for of_column in sizes]
     if encoded.parts is not None:
-        # Rows of one picture side by side, which it may be decoded for at once.
-        pictures = [-1 if part is None else part.picture for part in encoded.parts]
-        order = np.argsort(pictures, kind="stable")
+        # Rows of one picture side by side, which it may be decoded for at once; frames in order.
+        pictures = [(-1, 0) if part is None else part[:2] for part in encoded.parts]
+        order = np.lexsort(np.array(pictures, np.int64).reshape(-1, 2).T[::-1])
         if (order[1:] < order[:-1]).any():
             back = np.argsort(order)
             places = back if places is None else back[places]
@@ -497,6 +501,10 @@ def _report(
             f"{where}{what if named else ''}{first.name} can't be decoded: "
             f"{error}. Pass errors='null' to get it as a row without an image"
         )
+    if (told := _told.get()) is not None:
+        if images.image in told:
+            return
+        told.add(images.image)
     logger.warning(
         "%s%d of %d images%s could not be decoded, first %s: %s",
         where,
@@ -506,6 +514,20 @@ def _report(
         f"that of {first.name}" if named else first.name,
         error,
     )
+
+
+#: Image columns whose failures were logged, while rows of one read are decoded group by group.
+_told: ContextVar[set[Hashable] | None] = ContextVar("told", default=None)
+
+
+@contextmanager
+def logged_once(told: set[Hashable] | None) -> Iterator[None]:
+    """Log failures only of image columns that are not in ``told``, and add them; None for all."""
+    token = _told.set(told)
+    try:
+        yield
+    finally:
+        _told.reset(token)
 
 
 class NoPixels:

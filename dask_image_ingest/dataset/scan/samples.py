@@ -425,10 +425,11 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
     ShardError
         If the index is required.
     """
+    advice = way_out(index.url, index.shard.url)
     if index.required:
         raise ShardError(
             f"the index {index.url} can't be used: {error}, and index=True wants one of "
-            f"{index.shard.url}. {way_out(index.url)}"
+            f"{index.shard.url}. {advice}"
         ) from error
     if not warn:
         return
@@ -439,7 +440,7 @@ def give_up(index: IndexFile, error: Exception, warn: bool) -> None:
     )
     if not index.told:
         index.told.add(index.shard.url)
-        warn_user(f"{why}. {way_out(index.url)}. More such indexes of this read are logged (INFO)")
+        warn_user(f"{why}. {advice}. More such indexes of this read are logged (INFO)")
     elif index.shard.url not in index.told:
         logger.info("%s", why)
 

@@ -36,7 +36,6 @@ from dask_image_ingest.decode.formats.stored import (
     BadImage,
     StoredHeader,
     looks_like,
-    no_page,
 )
 from dask_image_ingest.decode.formats.tiff import as_open_tiff, read_tiff_header
 from dask_image_ingest.storage import SIGNATURE_BYTES, LazyBytes, image_format
@@ -112,7 +111,10 @@ def header_of(format: str | None, stored: StoredHeader, max_pixels: int) -> Head
 
 
 def read_stored_header(data: LazyBytes, page: int = 0) -> tuple[str | None, StoredHeader]:
-    """Read an image's format and stored header: before orientation and the check of max_pixels."""
+    """Read an image's format and stored header: before orientation and the check of max_pixels.
+
+    That an animation has a frame is known when it is decoded.
+    """
     head = bytes(data[:SIGNATURE_BYTES])
     format = image_format(head)
     try:
@@ -122,8 +124,6 @@ def read_stored_header(data: LazyBytes, page: int = 0) -> tuple[str | None, Stor
             raise BadImage("not-an-image", looks_like(head))
         if format == "tiff":
             return format, read_tiff_header(data, page)
-        if page and not 0 <= page < (count := count_frames(data, format)):
-            raise no_page(page, count)
         reader = _READERS.get(format)
         stored = reader(data) if reader else read_header_with_pillow(data, format)
         if page:

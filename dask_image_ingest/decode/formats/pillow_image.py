@@ -86,9 +86,9 @@ def count_frames(data: LazyBytes, format: str) -> int:
 
 
 def seek_frame(image: ImageFile.ImageFile, frame: int) -> None:
-    """Go to a frame of an animation; a GIF's may be larger than the first, and is refused."""
+    """Go on to a frame of an animation; a GIF's may be larger than the first, and is refused."""
     size = image.size
-    for number in range(1, frame + 1):
+    for number in range(image.tell() + 1, frame + 1):
         image.seek(number)
         if image.size != size:
             raise BadImage("corrupt", f"its frame {number} is larger than the first")

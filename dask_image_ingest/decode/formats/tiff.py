@@ -66,6 +66,22 @@ _OLD_JPEG: Final = 6
 # What tifffile gets: LZW, deflate (two numbers), PackBits, LZMA, Zstandard. Their output is bounded
 # by the size of a strip; that of pictures in a tile, such as JPEG 2000, is not.
 _BOUNDED: Final = (_UNCOMPRESSED, 5, 8, 32946, 32773, 34925, 50000)
+# Names of compressions that are not read, or not by every build of Pillow.
+_NAMES: Final = {
+    22610: "JPEG XR",
+    33003: "JPEG 2000",
+    33004: "JPEG 2000",
+    33005: "JPEG 2000",
+    34712: "JPEG 2000",
+    34887: "LERC",
+    34925: "LZMA",
+    34933: "PNG",
+    34934: "JPEG XR",
+    50000: "Zstandard",
+    50001: "WebP",
+    50002: "JPEG XL",
+    52546: "JPEG XL",
+}
 # Pixels of a tile, unless the image has half as many.
 _LARGEST_TILE: Final = 1 << 22
 
@@ -140,6 +156,12 @@ class TiffLayout:
         return self._get(_COMPRESSION, _UNCOMPRESSED)
 
     @property
+    def unsupported(self) -> str:
+        """Why this compression can't be read, with its name and number."""
+        name = _NAMES.get(self.compression, "")
+        return f"a TIFF compressed by {name or 'an unknown method'} ({self.compression})"
+
+    @property
     def planar(self) -> bool:
         """True if each sample is stored in its own plane."""
         return self.samples > 1 and self._get(_PLANAR, 1) == 2
@@ -189,7 +211,7 @@ class TiffLayout:
         if self.photometric > _PALETTE:
             return "samples that are neither grey, RGB nor indices of a palette"
         if self.compression not in _BOUNDED:
-            return f"compression {self.compression}"
+            return self.unsupported
         return None
 
     def header(self) -> StoredHeader:

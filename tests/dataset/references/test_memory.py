@@ -77,7 +77,7 @@ def test_more_pixels_than_workers_hold_are_moved_and_no_worker_dies(client, shar
     scores = dd.read_parquet(tmp_path / "scores.parquet")
 
     uneven = ddf.shuffle("cls", npartitions=2)
-    stats = uneven.images.channel_stats().compute()
+    stats = ddf.images.channel_stats().compute()
     pixels = np.stack([want[n % 8].reshape(-1, 3).mean(axis=0) for n in range(rows)])
     np.testing.assert_allclose(stats["mean"].to_numpy(float), pixels.mean(axis=0), atol=0.5)
 

@@ -18,7 +18,7 @@ from odd_shards import PHOTOS, in_this_process, read, write_odd_shards  # noqa: 
 from photo_shards import make_photos, write_photo_shards
 
 import dask_image_ingest as dii
-from dask_image_ingest.dataset.references import Decode, chunks
+from dask_image_ingest.dataset.references import Decode
 from dask_image_ingest.dataset.references.fetch import decode_partition
 from dask_image_ingest.errors import (
     ImageDecodeError,
@@ -275,28 +275,6 @@ def test_a_partition_that_would_burst_is_refused_before_it_is_decoded(ddf, work,
     assert work["decoded"] == 0
 
 
-@pytest.mark.parametrize("memory", [3 * 16 * 16 * 3, 1 << 20])
-def test_statistics_of_a_partition_that_would_burst_go_piece_by_piece(ddf, monkeypatch, memory):
-    """By the memory, or by what a column holds where the memory is more."""
-    moved = ddf.shuffle("cls", npartitions=1)
-    want = moved.compute().images.channel_stats()
-    pieces = []
-
-    def counting(*args):
-        for piece in decode_pieces(*args):
-            pieces.append(len(piece))
-            yield piece
-
-    decode_pieces = chunks.decode_pieces
-    monkeypatch.setattr(chunks, "decode_pieces", counting)
-    monkeypatch.setattr(PandasBackend, "partition_memory", lambda _: memory)
-    monkeypatch.setattr(PandasBackend, "largest_partition", 10_000)
-    pd.testing.assert_frame_equal(moved.images.channel_stats().compute(), want)
-    assert sum(pieces) == len(moved)
-    assert max(pieces) < 10
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("how", ["shuffle", "sort", "merge", "set_index"])
 def test_batches_of_moved_rows_need_no_persist(ddf, how):
     moved = MOVES[how](ddf)

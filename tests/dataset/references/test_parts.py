@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import json
 
 import corpus
+import dask.dataframe as dd
 import numpy as np
 import pandas as pd
 import pyarrow as pa
@@ -387,8 +387,26 @@ def test_limits_are_those_of_the_box(boxed, monkeypatch):
     assert decoded["error"].iloc[:2].isna().all()
     monkeypatch.setattr(PandasBackend, "largest_partition", 100 * 50 * 3 * 3)
     dii.decode_images(frame.iloc[:2], image="file", box="box")
-    with pytest.raises(PartitionTooLargeError):
-        dii.decode_images(frame.iloc[[0, 1, 0, 1]], image={"b": "file"}, box="box")
+    rows = dd.from_pandas(frame.iloc[[0, 1] * 4], 1, sort=False)
+    with pytest.raises(PartitionTooLargeError, match=r"repartition\(npartitions=4 \* frame"):
+        dii.decode_images(rows, image={"b": "file"}, box="box").compute()
+    several = rows.repartition(npartitions=4 * rows.npartitions)
+    parts = dii.decode_images(several, image={"b": "file"}, box="box").partitions
+    assert sum(len(part.compute()) for part in parts) == 8
+
+
+def test_a_loop_over_batches_tells_of_bad_boxes_once(boxed, caplog, monkeypatch):
+    monkeypatch.setattr("dask_image_ingest.loader.iter_batches._PIECE_ROWS", 8)
+    crops = dii.decode_images(boxes_of(boxed), box="json.boxes", box_format="xyxy", size=32)
+    good = int(crops["error"].isna().sum().compute())
+    assert 8 < good < len(crops) - 16
+    batches = crops.images.iter_batches(4, shuffle=1)
+    for _ in range(2):  # a line for each epoch
+        caplog.clear()
+        assert sum(len(batch["image"]) for batch in batches) == good
+        told = [record for record in caplog.records if "could not be decoded" in record.message]
+        assert len(told) == 1
+        assert "box: it is empty" in told[0].message
 
 
 def test_a_mask_has_the_random_crop_of_its_image(tmp_path):
@@ -465,12 +483,8 @@ def test_views_of_a_part_are_cut_from_one_decode_of_it(boxed, work):  # noqa: F8
 
 
 def test_a_box_that_is_decoded_under_guard_has_its_pixels(boxed, monkeypatch):
-    @contextlib.contextmanager
-    def after_a_crash(_):
-        yield True
-
     rows = boxes_of(boxed).compute().iloc[:4]
-    monkeypatch.setattr(crash_log, "in_progress", after_a_crash)
+    monkeypatch.setattr(crash_log, "has_crashed", lambda: True)
     check_crops(crops_of(rows), boxed[1])
 
 

@@ -6,6 +6,7 @@ import io
 import itertools
 import struct
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -71,6 +72,40 @@ def test_samples_are_those_of_each_compression(compression, seed):
     for image in (Image.fromarray(array), Image.fromarray(array[..., :3])):
         decoded = decode(save(image, "TIFF", compression=compression))
         np.testing.assert_array_equal(decoded, np.asarray(image))
+
+
+@pytest.mark.parametrize("tile", [None, (32, 32)])
+@pytest.mark.parametrize(
+    ("compression", "name"),
+    [("webp", "WebP"), ("lerc", "LERC"), ("jpegxl", "JPEG XL"), ("jpeg2000", "JPEG 2000")],
+)
+def test_a_compression_that_is_not_read_is_named(compression, name, tile):
+    pixels = np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8)
+    file = io.BytesIO()
+    tifffile.imwrite(file, pixels, compression=compression, photometric="rgb", tile=tile)
+    file.seek(0)
+    assert tifffile.imread(file).shape == pixels.shape
+    shown = None
+    with suppress(OSError), Image.open(io.BytesIO(file.getvalue())) as image:
+        shown = np.asarray(image)  # some builds of Pillow read WebP
+    for mode in ("RGB", "raw", "labels"):
+        if shown is not None and mode != "labels":
+            assert (decode_with_pillow(file.getvalue(), mode, 1 << 20) == shown).all()
+            continue
+        with pytest.raises(BadImage, match=rf"^unsupported-format: .*compressed by {name} \(\d+\)"):
+            decode_with_pillow(file.getvalue(), mode, 1 << 20)
+
+
+def test_damaged_pixels_of_a_compression_that_is_read_are_corrupt():
+    file = io.BytesIO()
+    tifffile.imwrite(file, np.zeros((64, 64, 3), np.uint8), compression="zstd", photometric="rgb")
+    file.seek(0)
+    with tifffile.TiffFile(file) as opened:
+        at = opened.pages.first.dataoffsets[0]
+    damaged = bytearray(file.getvalue())
+    damaged[at : at + 4] = b"\xff" * 4
+    with pytest.raises(BadImage, match=r"^corrupt: "):
+        decode_with_pillow(bytes(damaged), "RGB", 1 << 20)
 
 
 def test_floats_stored_as_differences_of_integers_are_read():

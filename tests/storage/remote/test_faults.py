@@ -1,6 +1,9 @@
 """What networks do to a shard that is read: tried again, or an error that says what to do."""
 
+import functools
 import threading
+import warnings
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 
 import dask
 import numpy as np
@@ -10,6 +13,7 @@ from forked_python import run_python
 from processes import printed
 from tars import COMPRESSIONS, samples_of, tar, webdataset_samples
 
+import dask_image_ingest as dii
 from dask_image_ingest.errors import ArgumentError, ShardError, ShardNotFoundError
 from dask_image_ingest.storage import find_shards, open_shard
 
@@ -107,11 +111,47 @@ def test_a_shard_that_is_replaced_is_an_error_and_never_a_mixture(tags):
 
 def test_a_server_without_ranges_sends_the_shard_once():
     with faulty_server(files={"/x.tar": SHARD}, ranges=False) as server:
-        with open_shard(f"{server.url}/x.tar?signature=a%2Fb") as content:
+        opened = open_shard(f"{server.url}/x.tar?signature=a%2Fb")
+        with pytest.warns(UserWarning, match="ranges with whole files"), opened as content:
             assert samples_of(content) == webdataset_samples(SHARD)
         assert [(method, path) for method, path, _ in server.seen] == [
             ("GET", "/x.tar?signature=a%2Fb")
         ]
+
+
+def test_a_server_without_ranges_is_warned_of_once(tmp_path):
+    """The server of Python's standard library: it sends whole files."""
+    for number in range(3):
+        (tmp_path / f"{number}.tar").write_bytes(SHARD)
+    serve = functools.partial(SimpleHTTPRequestHandler, directory=tmp_path)
+    with ThreadingHTTPServer(("127.0.0.1", 0), serve) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        host = f"127.0.0.1:{server.server_port}"
+        paths = f"http://user:secret@{host}/{{0..2}}.tar"
+        with warnings.catch_warnings(record=True) as caught:  # others are of the random text
+            warnings.simplefilter("always")
+            rows = read_undecoded(paths)
+        server.shutdown()
+    assert len(rows) == 3 * len(webdataset_samples(SHARD))
+    (told,) = [text for warning in caught if "ranges" in (text := str(warning.message))]
+    assert f"http://{host} answers requests for ranges with whole files" in told
+    assert "downloads all of its shard" in told
+    assert "secret" not in told
+
+
+def read_undecoded(paths):
+    ddf = dii.read_webdataset_images(paths, backend="pandas", decode=False)
+    return ddf.compute(scheduler="sync")
+
+
+@pytest.mark.parametrize("size", [100, len(SHARD)])
+def test_files_that_are_no_larger_than_what_is_asked_for_are_no_reason_to_warn(size):
+    with (
+        dask.config.set({"image-ingest.remote.head": len(SHARD)}),
+        faulty_server(files={"/x.tar": SHARD[:size]}, ranges=False) as server,
+        open_shard(f"{server.url}/x.tar") as content,
+    ):
+        assert len(content) == size
 
 
 def test_an_empty_shard_is_read_as_one():
