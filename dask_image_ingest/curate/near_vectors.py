@@ -439,8 +439,9 @@ class _Search:
             every = self._lists.asarray(self._vectors.between(start, stop))
             cosines = vectors @ every.T
             if stop - start > len(places):
-                gaps = np.setdiff1d(np.arange(stop - start), places - start, assume_unique=True)
-                cosines[:, to_device_of(gaps, vectors)] = -np.inf
+                is_gap = np.ones(stop - start, bool)
+                is_gap[places - start] = False
+                cosines[:, to_device_of(np.flatnonzero(is_gap), vectors)] = -np.inf
             yield np.arange(start, stop), cosines
 
     def _visits(self, vectors: Array, cluster: int) -> Iterator[tuple[int, np.ndarray]]:
