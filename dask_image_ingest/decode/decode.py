@@ -81,13 +81,13 @@ def _without_crashers(images: EncodedImages) -> EncodedImages:
     deaths = crash_log.known_deaths()
     if not deaths:
         return images
-    sizes, headers = {int(name.partition("-")[0]) for name in deaths}, []
+    sizes = {int(name.partition("-")[0]) for name in deaths}
+    headers = [*images.headers]
     for row, header in enumerate(images.headers):
         if header.error is None and len(data := images.read(row)) in sizes:
             death = deaths.get(crash_log.crash_name(bytes(data[:])))
             if death is not None:
-                header = header._replace(error=str(crashed(death)), needs_pillow=True)
-        headers.append(header)
+                headers[row] = header._replace(error=str(crashed(death)), needs_pillow=True)
     return replace(images, headers=headers)
 
 
