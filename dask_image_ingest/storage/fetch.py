@@ -247,7 +247,10 @@ def pause_requests(url: str, seconds: float) -> None:
     """
     path, until = _pause_file(url), time.time() + seconds
     with suppress(OSError):  # without a temporary folder, each process waits by itself
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        folder = os.path.dirname(path)
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        if os.lstat(folder).st_uid != os.getuid():
+            return  # another user made it, and may have put links into it
         with open(path, "ab") as file:
             if os.fstat(file.fileno()).st_mtime < until:
                 os.utime(path, (until, until))
@@ -256,7 +259,7 @@ def pause_requests(url: str, seconds: float) -> None:
 def refuse_paused(url: str) -> None:
     """Raise `RetryableError` if a process was told to wait before it asks this server again."""
     with suppress(OSError):
-        status = os.stat(_pause_file(url))
+        status = os.lstat(_pause_file(url))
         wait = min(status.st_mtime - time.time(), _LONGEST_SHARED)
         if wait > 0 and status.st_uid == os.getuid():
             raise RetryableError("its server has asked this machine to wait", wait)

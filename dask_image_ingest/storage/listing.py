@@ -114,7 +114,7 @@ def find_shards(
     Examples
     --------
     >>> find_shards("train-{000..003}.tar")[0]
-    Shard(url='/.../train-000.tar', size=4177920, version='...', sidecar=None)
+    Shard(url='/.../train-000.tar', size=4177920, version='...', sidecar=None, ctime=...)
     """
     return _find(_as_patterns(paths), storage_options, kind)
 

@@ -133,6 +133,8 @@ def count_checked(
         for split in chain.from_iterable(partitions)
         if split.index is not None and split.index.samples is None and local_path(split.url) is None
     }
+    if not indexes:
+        return {}
     samples = request_all(lambda index: _checked(index, storage_options), indexes.values())
     return {url: count for url, count in zip(indexes, samples, strict=True) if count is not None}
 
