@@ -75,6 +75,7 @@ MARKED: dict[str, list[str]] = {
     "docs/guide/remote.md": [
         "needs a bucket of S3",
         "needs an account of the Hub",
+        "needs a bucket of S3",
         "needs a server",
     ],
     "docs/guide/train.md": [
