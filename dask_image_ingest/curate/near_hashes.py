@@ -425,7 +425,7 @@ def _pairs_of_table(
     """
     entries = _sorted_entries(plan, *part, hashes)
     starts, sizes = _groups(entries)
-    is_crowd = sizes > plan.crowd
+    is_crowd = sizes > min(plan.crowd, 2 * _BLOCK)
     crowded = [
         (entries[start : start + size] & _LOW).astype(np.int64) // variants
         for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True)
@@ -590,7 +590,7 @@ class _Compare:
         """
         self.distance = distance
         self._words = [(word + 1 + number) % HASH_WORDS for number in range(HASH_WORDS)]
-        # The last step in a group may be as long as a block of the others.
+        # The largest groups are of two blocks.
         self._xor = np.empty(2 * _BLOCK, np.uint64)
         self._bits, self._more = np.empty((2, 2 * _BLOCK), np.uint8)
 
