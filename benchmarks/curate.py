@@ -230,10 +230,14 @@ def drawn_pages(count: int = 30) -> Iterator[Sample]:
         random = np.random.default_rng(seed)
         pages = [image for _, image in drawings(seed)]
         for paper, ink in (("white", "black"), ("#d8d4c8", "black"), ("#18285c", "white")):
-            page = Image.new("RGB", (960, 540) if ink == "white" else (620, 877), paper)
+            is_slide = ink == "white"
+            page = Image.new("RGB", (960, 540) if is_slide else (620, 877), paper)
             draw = ImageDraw.Draw(page)
-            for top in range(40, page.height - 60, 60):
-                if ink == "black":
+            if is_slide:
+                draw.rectangle((0, 0, 960, 90), fill="#0e183c")
+            for line in range(random.integers(3, 7) if is_slide else 13):
+                top = 60 * line + (130 if is_slide else 40)
+                if not is_slide:
                     draw.rectangle((60, top, 560, top + 40), outline=ink)
                 letters = random.integers(97, 123, (random.integers(1, 5), 6)).astype(np.uint8)
                 text = " ".join(bytes(word).decode() for word in letters)
