@@ -282,12 +282,20 @@ def _until_failure(call: _Call, rows: range) -> Iterator[tuple[range, _Outputs |
     try:
         yield rows, call(rows)
     except _RowFailedError as failed:
-        all_rows: tuple[range, BaseException] = (rows, failed.error)
-        if not isinstance(failed.error, ResultError) and len(rows) > 1:
-            parts = _in_halves(call, rows, fails=True)
-            yield next((part for part in parts if isinstance(part[1], BaseException)), all_rows)
-        else:
-            yield all_rows
+        is_wrong = isinstance(failed.error, ResultError)
+        yield (rows, failed.error) if is_wrong else _first_that_fails(call, rows, failed)
+
+
+def _first_that_fails(
+    call: _Call, rows: range, failed: _RowFailedError
+) -> tuple[range, BaseException]:
+    middle = len(rows) // 2
+    for half in (rows[:middle], rows[middle:]) if middle else ():
+        try:
+            call(half)
+        except _RowFailedError as failed_half:
+            return _first_that_fails(call, half, failed_half)
+    return rows, failed.error
 
 
 def _in_halves(
