@@ -405,7 +405,7 @@ class _Search:
     def _earlier(
         self, block: np.ndarray, vectors: Array, others: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Whether a row has a near one before it that is kept, and one that is undecided."""
+        """True for rows that have a near one before them that is kept; then, that is undecided."""
         ranks = self._lists.ranks
         drops, waits = np.zeros((2, len(block)), bool)
         # No later ones, in the order of ranks.
