@@ -63,7 +63,7 @@ _UNDECIDED, _KEPT, _DROPPED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where tasks leave vectors for others: in their result up to ``share`` bytes, else in files.
+    """A place for vectors of tasks: in their result up to ``share`` bytes, else in files.
 
     ``memory`` is what a search may use in each process, beside a few bytes a row.
     """

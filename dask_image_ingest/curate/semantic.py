@@ -283,7 +283,7 @@ def rank_vectors(
 def _rows_to_rank(
     frame: DataFrame, column: str, keep: str, identity: tuple[str, ...], scratch: Scratch
 ) -> tuple[RowsToRank, np.ndarray | str, int]:
-    """What a partition's rows are ranked by, their unit vectors, and the length of these."""
+    """A partition's rows to rank, their unit vectors, and the length of these."""
     rows, vectors = valid_vectors(frame, column)
     table = partition_table(without(frame, [column])).take(pa.array(rows))
     keys = sort_keys(table, keep, identity)
