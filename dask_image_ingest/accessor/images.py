@@ -521,11 +521,9 @@ class Images(ABC, Generic[Frame, Series]):
 
         Notes
         -----
-        A shuffle reads from 64 places of the shards in random order, and mixes the rows at each.
-        Only the rows of the next steps are decoded, and go through the ``map_batches`` that follow.
-        Of remote shards with an index, only their images are fetched, ahead of the decode.
-        Otherwise, as for remote shards without an index and filters on pixels, computed partitions
-        are held, at most 1 GiB of pixels or two of them, and the shuffle reads from as many places.
+        A shuffle reads from 64 places of the shards in random order, and mixes the rows at each;
+        from fewer where rows can't be decoded alone, as after a filter on pixels: at most 1 GiB of
+        pixels, or two computed partitions, are held.
 
         After a shuffle, a merge or a sort of pixels, where each partition needs all those of the
         input, ``persist()`` the frame first.
@@ -764,8 +762,7 @@ class Images(ABC, Generic[Frame, Series]):
             The frame with small images in place of its own, for ``images.arrays()``, ``encode()``,
             or, if ``resize`` makes their shapes equal, ``stack()``. The pixels pass through host
             memory; read a whole dataset with ``size=`` instead. With ``resize="shorter"``, an image
-            that would take more than 2 GiB becomes null, and the column ``error``, if there is one,
-            says so.
+            that would take more than 2 GiB becomes null.
 
         Examples
         --------

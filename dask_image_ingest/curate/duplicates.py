@@ -74,7 +74,7 @@ def find_duplicates(
     searched with the current scheduler, so on the workers of a cluster. The result is lazy if the
     frame is, and looks each row up by its URL, key and offset; using its pixels decodes them again.
     To use a frame's hashes several times, store them first:
-    ``checkpoint(compute_fingerprints(ddf)...)``.
+    ``checkpoint(compute_fingerprints(ddf, ["pdq", "pixels", "thumbnail"])...)``.
 
     Parameters
     ----------
@@ -146,9 +146,11 @@ def find_duplicates(
     0.86, and nine places, and the other way round; of the best three alignments the quarter of the
     pixels that differ most is left out; two pictures are the same if the others correlate by 0.94.
     A row is compared with at most 16 rows before it. Pages and drawings, two fifths of which are
-    white, get none. Thumbnails that are computed here take 1 kB a row of memory, on the
-    workers of a cluster; for millions of rows store them first, by ``compute_fingerprints(ddf,
-    ["pdq", "pixels", "thumbnail"])`` and ``checkpoint``.
+    one ground, white or within four grey levels, get none. Pictures that differ in less than a
+    quarter of their pixels, such as frames of one scene, may be found the same: pass 0 for these.
+    Thumbnails that are computed here take 1 kB a row of memory, on the workers of a cluster; for
+    millions of rows store them first, by ``compute_fingerprints(ddf, ["pdq", "pixels",
+    "thumbnail"])`` and ``checkpoint``.
 
     Up to 131,072 different hashes, all near pairs are found. Of more, 99.9 % of random pairs at
     ``distance`` are, and more of nearer ones; hashes that are alike in crowds may lose as many

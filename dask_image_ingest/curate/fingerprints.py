@@ -90,10 +90,9 @@ def pdq(
 def _pdq_of_reduced(
     small: dict[tuple[bool, bool], Array], xp: ArrayModule, variants: tuple[str, ...]
 ) -> tuple[list[Any], Any]:
-    hashes = [_hash(small[False, False], xp)]
-    for name in variants:
-        *_, swap = VARIANTS[name]
-        turned = small[VARIANTS[name][:2]]
+    hashes = []
+    for down, across, swap in ((False, False, False), *(VARIANTS[name] for name in variants)):
+        turned = small[down, across]
         hashes.append(_hash(xp.swapaxes(turned, 1, 2) if swap else turned, xp))
     return hashes, _quality(small[False, False], xp)
 
@@ -167,11 +166,8 @@ def _subsampled_boxes(length: int, xp: ArrayModule) -> Taps:
 
 def _bilinear(length: int, longer: int) -> np.ndarray:
     """Bilinear enlargement as a matrix (longer, length)."""
-    position = (np.arange(longer) + 0.5) * (length / longer) - 0.5
-    first = np.floor(position).astype(int)
-    weights = np.zeros((longer, length))
-    for pixel, share in ((first, 1 - (position - first)), (first + 1, position - first)):
-        np.add.at(weights, (np.arange(longer), pixel.clip(0, length - 1)), share)
+    position = ((np.arange(longer) + 0.5) * (length / longer) - 0.5).clip(0, length - 1)
+    weights: np.ndarray = np.maximum(1 - np.abs(position[:, None] - np.arange(length)), 0)
     return weights
 
 
@@ -267,8 +263,8 @@ def compute_fingerprints(
     xxh3 is not a cryptographic hash: an attacker can craft two images with the same one. PDQ is
     that of ThreatExchange, of the image resized to 512 × 512: within 2 bits of its library's for an
     image of that size. The library does not enlarge smaller images, where both differ by 10 bits in
-    the median and 26 at most. Reading large photographs with ``size=512, resize="longer"`` makes
-    PDQ faster.
+    the median and 26 at most. Of large photographs, reading with ``size=512, resize="stretch",
+    scaled_decode=True`` makes PDQ faster, and at most 2 bits different.
 
     Examples
     --------
@@ -336,12 +332,9 @@ def _pixel_hashes(
     if "thumbnail" in kinds:
         columns[THUMBNAIL] = _thumbnails(small[False, False], backend.numpy)
     if "pdq" in kinds:
-        (hashes, *of_variants), columns[PDQ_QUALITY] = _pdq_of_reduced(
-            small, backend.numpy, variants
-        )
-        columns[column_of("pdq")] = _hexadecimal(hashes, backend)
-        for variant, hashes in zip(variants, of_variants, strict=True):
-            columns[column_of("pdq", variant)] = _hexadecimal(hashes, backend)
+        hashes, columns[PDQ_QUALITY] = _pdq_of_reduced(small, backend.numpy, variants)
+        for variant, of_variant in zip((None, *variants), hashes, strict=True):
+            columns[column_of("pdq", variant)] = _hexadecimal(of_variant, backend)
     return columns
 
 

@@ -173,9 +173,8 @@ def nearest_kept(
     for rows, nearest in _decided(some, pairs, distance, is_gone, looked):
         if unique is None:
             best[rows] = nearest
-            continue
-        keeper, bits = unpack(nearest)
-        best[unique[rows]] = np.where(keeper < 0, NONE, pack(bits, unique[keeper]))
+        else:
+            best[unique[rows]] = _at_rows(nearest, unique)
     stays = (best[of] == NONE) & ~gone[of]
     best[again] = np.where(stays, pack(0, of), best[of])
     return unpack(best)
@@ -426,7 +425,7 @@ def _pairs_of_table(
     """
     entries = _sorted_entries(plan, *part, hashes)
     starts, sizes = _groups(entries)
-    is_crowd = sizes > plan.crowd
+    is_crowd = sizes > min(plan.crowd, 2 * _BLOCK)
     crowded = [
         (entries[start : start + size] & _LOW).astype(np.int64) // variants
         for start, size in zip(starts[is_crowd], sizes[is_crowd], strict=True)
@@ -491,45 +490,7 @@ def _matches_of_table(
     else:
         of_queries = _sorted_entries(plan, *unit, queries)
         of_others = _sorted_entries(plan, *unit, others, of_queries)
-    table, *_ = unit
-    found, *crowds = _matches_of_entries(
-        plan, table, of_queries, of_others, queries, others, max(distance, wide)
-    )
-    found.append((np.empty(0, np.int64), np.empty(0, np.uint64)))
-    query, packed = (np.concatenate(parts) for parts in zip(*found, strict=True))
-    other, bits = unpack(packed)
-    far = _first_few(np.stack([other, query], axis=1)[bits > distance])
-    near = bits <= distance
-    return (*_nearest_of_each([(query[near], packed[near])]), *crowds, far)
-
-
-def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
-    query, packed, *crowds = zip(*results, strict=True)
-    nearest = _nearest_of_each(list(zip(query, packed, strict=True)))
-    *crowds, far = (np.concatenate(parts) for parts in crowds)
-    return (*nearest, *crowds, _first_few(far))
-
-
-def _nearest_of_each(matches: list[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
-    """Queries, without repetitions, and the nearest that ``matches`` have for each, packed."""
-    query, packed = (np.concatenate(parts) for parts in zip(*matches, strict=True))
-    order = np.lexsort((packed, query))
-    query = query[order]
-    is_first = np.ones(len(query), bool)
-    np.not_equal(query[1:], query[:-1], out=is_first[1:])
-    return query[is_first], packed[order[is_first]]
-
-
-def _matches_of_entries(
-    plan: TablePlan,
-    table: int,
-    of_queries: np.ndarray,
-    of_others: np.ndarray,
-    queries: np.ndarray,
-    others: np.ndarray,
-    distance: int,
-) -> tuple[list[tuple[np.ndarray, np.ndarray]], np.ndarray, np.ndarray]:
-    """`_matches_of_table` for its sorted entries."""
+    most, word = max(distance, wide), (unit[0] + 1) % HASH_WORDS
     keys = of_others & _HIGH
     start = np.searchsorted(keys, of_queries & _HIGH)
     counts = np.searchsorted(keys, of_queries & _HIGH, "right") - start
@@ -538,7 +499,7 @@ def _matches_of_entries(
     runs = np.unique(np.stack([start[is_crowd], counts[is_crowd]], axis=1), axis=0)
     crowd = [(of_others[first : first + size] & _LOW).astype(np.int64) for first, size in runs]
     counts[is_crowd] = 0
-    found: list[tuple[np.ndarray, np.ndarray]] = []
+    found = [np.empty((3, 0), np.int64)]
     for batch in _batches(counts):
         number = counts[batch]
         before = number.cumsum() - number
@@ -546,14 +507,30 @@ def _matches_of_entries(
         position += np.arange(len(position))
         one = np.repeat(query[batch], number)
         other = (of_others[position] & _LOW).astype(np.int64)
-        word = (table + 1) % HASH_WORDS
         differing = queries[one, word] ^ others[other, word]
-        likely = np.flatnonzero(np.bitwise_count(differing) <= distance)
+        likely = np.flatnonzero(np.bitwise_count(differing) <= most)
         one, other = one[likely], other[likely]
         bits = hamming(queries[one], others[other])
-        near = bits <= distance
-        found.append((one[near], pack(bits[near], other[near])))
-    return found, query[is_crowd], np.concatenate([np.empty(0, np.int64), *crowd])
+        found.append(np.stack([one, other, bits])[:, bits <= most])
+    one, other, bits = np.concatenate(found, axis=1)
+    near = bits <= distance
+    nearest = _nearest_of_each(one[near], pack(bits[near], other[near]))
+    far = _first_few(np.stack([other, one], axis=1)[~near])
+    return (*nearest, query[is_crowd], np.concatenate([np.empty(0, np.int64), *crowd]), far)
+
+
+def _merge_matches(results: list[tuple[np.ndarray, ...]]) -> tuple[np.ndarray, ...]:
+    query, packed, *crowds, far = (np.concatenate(parts) for parts in zip(*results, strict=True))
+    return (*_nearest_of_each(query, packed), *crowds, _first_few(far))
+
+
+def _nearest_of_each(query: np.ndarray, packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Queries, without repetitions, and the nearest of the ``packed`` rows of each."""
+    order = np.lexsort((packed, query))
+    query = query[order]
+    is_first = np.ones(len(query), bool)
+    np.not_equal(query[1:], query[:-1], out=is_first[1:])
+    return query[is_first], packed[order[is_first]]
 
 
 def _sorted_entries(
@@ -613,7 +590,7 @@ class _Compare:
         """
         self.distance = distance
         self._words = [(word + 1 + number) % HASH_WORDS for number in range(HASH_WORDS)]
-        # The last step in a group may be as long as a block of the others.
+        # The largest groups are of two blocks.
         self._xor = np.empty(2 * _BLOCK, np.uint64)
         self._bits, self._more = np.empty((2, 2 * _BLOCK), np.uint8)
 
@@ -744,8 +721,7 @@ def _decided(
                 tree = rows[start : start + size]
                 of_tree = places[start_of == start]
                 nearest = _greedy(hashes[tree], distance, gone[tree], of_tree)
-                keeper, bits = unpack(nearest)
-                yield tree, np.where(keeper < 0, NONE, pack(bits, tree[keeper]))
+                yield tree, _at_rows(nearest, tree)
             continue
         step = max(1, _DISTANCES // int(size) ** 2)
         for first in range(0, len(of_size), step):
@@ -801,8 +777,7 @@ def _greedy(hashes: np.ndarray, distance: int, gone: np.ndarray, looked: np.ndar
         is_kept[block] = True
     # Rows went for any row kept before them. Look for the nearest, which may have come later.
     best = np.full(len(hashes), NONE)
-    nearest, bits = unpack(_nearest(hashes[~is_kept], words[:, :count], distance))
-    best[~is_kept] = np.where(nearest < 0, NONE, pack(bits, kept[nearest]))
+    best[~is_kept] = _at_rows(_nearest(hashes[~is_kept], words[:, :count], distance), kept)
     for row, keeper in (looked.T[::-1], looked.T):
         chosen = is_kept[keeper] & ~is_kept[row]
         row, keeper = row[chosen], keeper[chosen]

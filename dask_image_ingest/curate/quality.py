@@ -407,10 +407,8 @@ def _quantile(values: pd.Series, rows: pd.Series, share: float) -> float:
 
 
 def _signals(groups: Sequence[Array], backend: Backend, names: tuple[str, ...]) -> dict[str, Any]:
-    signals: dict[str, Any] = {}
-    if not set(names) <= set(_SHAPE_SIGNALS):
-        pixels = [name for name in names if name in PIXEL_SIGNALS]
-        signals = pixel_signals(groups, backend.numpy, pixels)
+    pixels = [name for name in names if name in PIXEL_SIGNALS]
+    signals = pixel_signals(groups, backend.numpy, pixels)
     if set(names) & set(_SHAPE_SIGNALS):
         shapes = np.array([group.shape[1:3] for group in groups for _ in group], np.float64)
         signals["aspect"] = backend.numpy.asarray(shapes.min(axis=1) / shapes.max(axis=1))

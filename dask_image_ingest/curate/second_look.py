@@ -3,7 +3,7 @@
 A crop, a turn of a degree, a border or a text over the picture changes many bits of a perceptual
 hash. Here one thumbnail is compared with crops of the other, at several scales and places, and the
 pixels that fit worst, which text may cover, are left out. Pages and drawings get no second look:
-forms that differ in a few words are one thumbnail.
+forms and slides that differ in a few words are one thumbnail.
 
 All functions of arrays work on NumPy and CuPy alike.
 """
@@ -33,8 +33,8 @@ _FITS = 2
 _MIN_CORRELATION = 0.94
 _PLAIN = 1e-3
 
-# The least level of white, and its least share of a page or a drawing.
-_WHITE, _MIN_WHITE = 230, 0.4
+# The ground of a page or a drawing: so many pixels that are white, or differ by so many levels.
+_GROUND, _WHITE, _GROUND_LEVELS = _SIDE * _SIDE * 2 // 5 + 1, 230, 4
 
 _PAIRS = 64  # compared at once: they fit a core's cache
 _PAIRS_OF_TASK = 1024
@@ -66,8 +66,10 @@ def _are_same(pairs: tuple[np.ndarray, np.ndarray], backend: BackendName) -> np.
 
 
 def _is_page(thumbnails: np.ndarray) -> np.ndarray:
-    """True for thumbnails, uint8 (n, 32, 32), that are white in large part: bool (n,)."""
-    is_page: np.ndarray = (thumbnails >= _WHITE).mean(axis=(1, 2)) >= _MIN_WHITE
+    """True for thumbnails, uint8 (n, 32, 32), two fifths of which are one ground: bool (n,)."""
+    levels = np.sort(thumbnails.reshape(len(thumbnails), -1), axis=1, kind="stable")
+    is_plain = levels[:, _GROUND - 1 :] - levels[:, : 1 - _GROUND] <= _GROUND_LEVELS
+    is_page: np.ndarray = (levels[:, -_GROUND] >= _WHITE) | is_plain.any(axis=1)
     return is_page
 
 

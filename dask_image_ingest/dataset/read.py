@@ -155,7 +155,7 @@ def read_webdataset_images(
     resize
         ``"stretch"`` to ``size``; cover it and ``"crop"``; fit inside and ``"pad"`` with black; or
         scale the ``"shorter"`` or ``"longer"`` edge to it. Sizes and places are rounded as those of
-        torchvision's ``Resize`` and ``CenterCrop``. ``"nearest"`` (labels only) stretches.
+        torchvision's ``Resize`` and ``CenterCrop``.
     interpolation
         ``"bilinear"``, ``"bicubic"`` or ``"lanczos"``, always antialiased, as Pillow's filters.
         Also for ``augment``. Labels and stored values take the nearest pixel.

@@ -161,9 +161,6 @@ def _own_options(name: str, column: ImageColumn, options: Mapping[str, Any]) -> 
     for option in _OWN:
         if (value := getattr(column, option)) != "same":
             own[option] = value
-    if column.mode == "labels" and column.resize == "nearest":
-        # Labels take the nearest pixel anyway; the read's resize keeps them aligned with images.
-        del own["resize"]
     if own.get("size", options["size"]) is None:
         own = {"resize": "stretch", **own}
     if own.get("resize", "crop") != "crop":

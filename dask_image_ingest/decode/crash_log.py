@@ -18,7 +18,6 @@ from distributed import Worker, get_worker
 from distributed.utils import sync
 
 from dask_image_ingest.client import HAS_KILLED
-from dask_image_ingest.storage import LazyBytes
 
 _METADATA = "image-ingest-crashes"
 
@@ -39,40 +38,22 @@ def has_crashed() -> bool:
 def remember(data: bytes, death: str) -> None:
     """Log an image as one that kills its decoder; ``death`` says how, such as "SIGSEGV"."""
     if (worker := _worker()) is not None:
-        keys = [_METADATA, _crash_name(data)]
+        keys = [_METADATA, crash_name(data)]
         _call_scheduler(worker, worker.scheduler.set_metadata, keys=keys, value=death)
         _read_scheduler.cache_clear()
 
 
-def crashers() -> Crashers:
-    """Images that are known to kill their decoder."""
+def known_deaths() -> Mapping[str, str]:
+    """Signal or exit status of the decoder by `crash_name`, of the images that killed one."""
     worker = _worker()
     if worker is None:
-        return Crashers({})
-    return Crashers(_read_scheduler(worker, time.monotonic() // _REFRESH_SECONDS))
+        return {}
+    return _read_scheduler(worker, time.monotonic() // _REFRESH_SECONDS)
 
 
-class Crashers:
-    """Images that kill their decoder. Images are hashed only if one of the same size is known.
-
-    Parameters
-    ----------
-    deaths
-        How the process dies, by the image's `_crash_name`.
-    """
-
-    def __init__(self, deaths: Mapping[str, str]) -> None:
-        self._deaths = deaths
-        self._sizes = frozenset(int(name.split("-")[0]) for name in deaths)
-
-    def __bool__(self) -> bool:
-        return bool(self._deaths)
-
-    def death(self, data: LazyBytes) -> str | None:
-        """Signal or exit status of the decoder that this image kills; None if not known."""
-        if len(data) not in self._sizes:
-            return None
-        return self._deaths.get(_crash_name(bytes(data[:])))
+def crash_name(data: bytes) -> str:
+    """Name of an image in the log; it begins with the size, so that few images are hashed."""
+    return f"{len(data)}-{hashlib.blake2b(data, digest_size=16).hexdigest()}"
 
 
 @functools.lru_cache(maxsize=1)
@@ -95,7 +76,3 @@ def _call_scheduler(worker: Worker, function: Callable[..., Any], **arguments: A
     with suppress(OSError, TimeoutError, RuntimeError):
         return sync(worker.loop, function, callback_timeout=_TIMEOUT, **arguments)
     return None
-
-
-def _crash_name(data: bytes) -> str:
-    return f"{len(data)}-{hashlib.blake2b(data, digest_size=16).hexdigest()}"

@@ -240,7 +240,7 @@ os.register_at_fork(after_in_child=_abandon_all)
 #: Most images in a batch. The overhead of a batch is 1.3 ms on two threads.
 BATCH_SIZE = 256
 
-Input = Literal["encoded", "suspect", "pixels"]
+Input = Literal["encoded", "pixels"]
 
 _INPUT, _REGIONS, _PICTURES = "images", "regions", "pictures"
 
@@ -272,10 +272,9 @@ class DaliDecoder:
     decoding
         Decode options; the transform is not applied here.
     source
-        Input of the pipeline. ``"encoded"``: image files. ``"suspect"``: parts of a batch that was
-        refused, in a pipeline of their own. ``"pixels"``: (height, width, channels) arrays that
-        another library has decoded, only to be moved to a GPU and resized there. If images have
-        regions, an array has been cropped to its region already.
+        Input of the pipeline. ``"encoded"``: image files. ``"pixels"``: (height, width, channels)
+        arrays that another library has decoded, only to be moved to a GPU and resized there. If
+        images have regions, an array has been cropped to its region already.
     """
 
     def __init__(self, decoding: DecodeSpec, source: Input) -> None:

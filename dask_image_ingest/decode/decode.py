@@ -78,15 +78,16 @@ def decode(
 
 def _without_crashers(images: EncodedImages) -> EncodedImages:
     """Set the error of images that are known to kill a decoder."""
-    crashers = crash_log.crashers()
-    if not crashers:
+    deaths = crash_log.known_deaths()
+    if not deaths:
         return images
-    headers = [
-        header
-        if header.error is not None or (death := crashers.death(images.read(row))) is None
-        else header._replace(error=str(crashed(death)), needs_pillow=True)
-        for row, header in enumerate(images.headers)
-    ]
+    sizes = {int(name.partition("-")[0]) for name in deaths}
+    headers = [*images.headers]
+    for row, header in enumerate(images.headers):
+        if header.error is None and len(data := images.read(row)) in sizes:
+            death = deaths.get(crash_log.crash_name(bytes(data[:])))
+            if death is not None:
+                headers[row] = header._replace(error=str(crashed(death)), needs_pillow=True)
     return replace(images, headers=headers)
 
 
@@ -130,7 +131,7 @@ def decode_in_batches(
                 if others:
                     made: Any = _cut(decoded, rows, images, view)
                 elif decoding.resized_here:
-                    made = _resized(decoded, rows, batch, decoding)
+                    made = _resized(decoded, rows, schedule)
                 else:
                     made = decoded
                 made = _augmented(made, rows, images, view, decoders)
@@ -187,7 +188,7 @@ def _dali_outputs(
     outputs = decoder.run(batch.encoded for batch in ahead)
     for batch, images in zip(batches, outputs, strict=True):
         if isinstance(images, Refused):
-            yield batch, decode_in_parts(batch.encoded, images.failed_index, dali.suspect)
+            yield batch, decode_in_parts(batch.encoded, images.failed_index, dali.encoded)
         else:
             yield batch, images
 
@@ -208,26 +209,27 @@ def _with_pillow(
     """
     if not isinstance(images, list) and len(images) == len(batch.rows):
         shapes = images.shape()
-        if all(_as_expected(shapes[i], row, batch, schedule) for i, row in enumerate(batch.rows)):
+        if all(_as_expected(shapes[i], row, schedule) for i, row in enumerate(batch.rows)):
             return batch.rows, images
     by_row = {}
     for rows, item, image in zip(batch.dali_rows, batch.encoded, images, strict=True):
         for row in rows:
-            cut = _cut_out(image, row, item, batch, schedule)
-            if cut is not None and _as_expected(shape_of(cut), row, batch, schedule):
+            cut = _cut_out(image, row, item, schedule)
+            if cut is not None and _as_expected(shape_of(cut), row, schedule):
                 by_row[row] = cut
     for row in batch.rows:
         if errors[row] is None and row not in by_row and row not in batch.by_pillow:
             schedule.assign_to_pillow(row, batch)
-    by_row.update(_pillow_outputs(batch, errors, schedule.decoding, dali))
+    by_row.update(_pillow_outputs(batch, errors, schedule, dali))
     rows = [row for row in batch.rows if row in by_row]
     return rows, [by_row[row] for row in rows]
 
 
 def _pillow_outputs(
-    batch: Batch, errors: list[str | None], decoding: DecodeSpec, dali: DecoderSet
+    batch: Batch, errors: list[str | None], schedule: BatchPlanner, dali: DecoderSet
 ) -> dict[int, Any]:
     """Pillow's images of a batch by row, errors recorded; on a GPU, moved there and resized."""
+    decoding = schedule.decoding
     arrays: dict[int, np.ndarray] = {}
     for row, future in batch.by_pillow.items():
         # Don't raise: the traceback would keep this partition in memory until a gc run.
@@ -246,48 +248,52 @@ def _pillow_outputs(
     if decoding.takes_regions:
         items = [
             # DALI takes no views.
-            (np.ascontiguousarray(array), Region.whole(array, batch.regions[row].mirrored))
+            (np.ascontiguousarray(array), Region.whole(array, _is_mirrored(row, schedule)))
             for row, array in arrays.items()
         ]
     return dict(zip(arrays, dali.resize(items), strict=True))
 
 
-def _cut_out(image: Any, row: int, item: Item, batch: Batch, schedule: BatchPlanner) -> Any:
+def _is_mirrored(row: int, schedule: BatchPlanner) -> bool:
+    region = schedule.region(row)
+    return region is not None and region.mirrored
+
+
+def _cut_out(image: Any, row: int, item: Item, schedule: BatchPlanner) -> Any:
     """The part of a row, of DALI's image of an item, or None; on a GPU, DALI has cut it out."""
     on_gpu = schedule.decoding.device == "gpu"
     if image is None or on_gpu or schedule.images.part(row) is None or not isinstance(item, tuple):
         return image
-    decoded, wanted = item[1], batch.regions[row]
-    if tuple(shape_of(image)[:2]) != decoded[2:4]:
+    decoded, wanted = item[1], schedule.region(row)
+    if wanted is None or tuple(shape_of(image)[:2]) != decoded[2:4]:
         return None
     if decoded[:4] == wanted[:4]:
         return image
     return wanted.shifted(-decoded.top, -decoded.left).of(np.asarray(image))
 
 
-def _as_expected(shape: Sequence[int], row: int, batch: Batch, schedule: BatchPlanner) -> bool:
+def _as_expected(shape: Sequence[int], row: int, schedule: BatchPlanner) -> bool:
     """True if DALI's image has the shape in the header, or of its region; if not, use Pillow.
 
     Decoders may read a damaged header differently, and Pillow's reading counts.
     """
     if not schedule.decoding.decoded_in_full:
         return True
-    expected = batch.regions.get(row) or schedule.images.headers[row]
+    expected = schedule.region(row) or schedule.images.headers[row]
     return tuple(shape[:2]) == (expected.height, expected.width)
 
 
-def _resized(images: ImageBatch, rows: list[int], batch: Batch, decoding: DecodeSpec) -> list[Any]:
+def _resized(images: ImageBatch, rows: list[int], schedule: BatchPlanner) -> list[Any]:
     """The images of a batch, to be resized when they are written to the buffer."""
-    resized = []
+    decoding, resized = schedule.decoding, []
+    # With `crop` and `shorter` models are evaluated: see docs/design/resize.md.
+    exact = not decoding.is_placed_at_random and decoding.resize in ("crop", "shorter")
     for row, image in zip(rows, images, strict=True):
         if isinstance(image, ResizedImage):
             resized.append(image)
             continue
-        pixels, region = np.asarray(image), batch.regions.get(row)
+        pixels, mirrored = np.asarray(image), _is_mirrored(row, schedule)
         geometry = decoding.geometry(*pixels.shape[:2])
-        mirrored = region is not None and region.mirrored
-        # With `crop` and `shorter` models are evaluated: see docs/design/resize.md.
-        exact = not decoding.is_placed_at_random and decoding.resize in ("crop", "shorter")
         resized.append(
             ResizedImage(pixels, geometry, decoding.filter, exact=exact, mirrored=mirrored)
         )
@@ -304,7 +310,7 @@ def _materialized(images: ImageBatch) -> ImageBatch:
 
 
 def decode_in_parts(
-    images: list[Item], failed_index: int | None, suspect: DaliDecoder
+    images: list[Item], failed_index: int | None, decoder: DaliDecoder
 ) -> list[Any]:
     """Bisect a batch that DALI refused: its images in order, None for each that it can't decode.
 
@@ -317,7 +323,7 @@ def decode_in_parts(
         before, after = images[:failed_index], images[failed_index + 1 :]
         parts = [*_split(before, step), [], *_split(after, step)]
     # Exhaust it before the recursion, which uses the same pipeline.
-    outputs = list(suspect.run(parts))
+    outputs = list(decoder.run(parts))
     isolated: list[Any] = []
     for encoded, decoded in zip(parts, outputs, strict=True):
         if not encoded:
@@ -327,7 +333,7 @@ def decode_in_parts(
         else:
             alone = len(encoded) == 1
             isolated.extend(
-                [None] if alone else decode_in_parts(encoded, decoded.failed_index, suspect)
+                [None] if alone else decode_in_parts(encoded, decoded.failed_index, decoder)
             )
     return isolated
 

@@ -62,13 +62,11 @@ Mode = Literal["RGB", "RGBA", "L", "labels", "raw"]
 # For ``"raw"`` the maximum, as it differs between images.
 _CHANNELS: dict[Mode, int] = {"RGB": 3, "RGBA": 4, "L": 1, "labels": 1, "raw": 4}
 
-#: ``"nearest"`` is an alias of ``"stretch"`` for labels, which are always resized by nearest pixel.
-Resize = Literal["stretch", "crop", "pad", "shorter", "longer", "nearest"]
+#: How an image is brought to ``size=``.
+Resize = Literal["stretch", "crop", "pad", "shorter", "longer"]
 
 #: What becomes of a part that reaches beyond its picture: cut off, black pixels, or an error.
 Outside = Literal["clip", "pad", "error"]
-
-RESIZES = ("stretch", "crop", "pad", "shorter", "longer")
 
 INTERPOLATIONS: tuple[Interpolation, ...] = ("bilinear", "bicubic", "lanczos")
 
@@ -349,14 +347,7 @@ def make_decode_spec(
         For arguments that are unknown, out of range, or contradict each other.
     """
     check_choice("mode", mode, tuple(_CHANNELS))
-    if isinstance(resize, str) and resize == "nearest":
-        if mode != "labels":
-            raise ArgumentError(
-                "resize='nearest' is for mode='labels': pass 'stretch', 'crop', 'pad', 'shorter' "
-                "or 'longer'"
-            )
-        resize = "stretch"
-    check_choice("resize", resize, RESIZES)
+    check_choice("resize", resize, get_args(Resize))
     check_choice("interpolation", interpolation, INTERPOLATIONS)
     check_choice("outside", outside, get_args(Outside))
     check_flag("scaled_decode", scaled_decode)

@@ -184,13 +184,9 @@ class Animation:
         self._encoded, self._mode = bytes(data[:]), mode
         self._file: _StrictFile
         self._image: ImageFile.ImageFile | None = None
-        #: The first frame that can't be decoded, and why: then none after it can.
-        self._broken: tuple[int, BadImage] | None = None
 
     def frame(self, number: int) -> np.ndarray:
         """Decode a frame, counted from 0; result and errors as of `decode_with_pillow`."""
-        if self._broken is not None and number >= self._broken[0]:
-            raise BadImage.of(str(self._broken[1]))
         if self._image is None or number <= self._image.tell():
             if number >= (count := count_frames(self._encoded, self._format)):
                 raise no_page(number, count)
@@ -203,8 +199,8 @@ class Animation:
                 seek_frame(image, number)
                 self._file.strict = True
                 image.load()
-        except BadImage as bad:
-            self._image, self._broken = None, (number, bad.with_traceback(None))
+        except BadImage:
+            self._image = None
             raise
         with pillow_errors():
             transparency = image.info.get("transparency")

@@ -31,7 +31,7 @@ from dask_image_ingest.decode.decode_spec import DecodeSpec, Mode
 from dask_image_ingest.decode.formats import Header, has_several_pages, is_valid
 from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.png_webp import without_png_metadata
-from dask_image_ingest.decode.formats.tiff import are_joined
+from dask_image_ingest.decode.formats.tiff import held_by
 from dask_image_ingest.decode.pillow import Animation, decode_parts, decode_region
 from dask_image_ingest.decode.region import Part, Region
 from dask_image_ingest.decode.resize import ResizedImage
@@ -54,7 +54,7 @@ class DecoderSet:
     partitions : threading.Semaphore
         To be held while a partition is decoded, so as to bound the memory of its batches. On a GPU
         there may be two, one of which is prepared or copied while DALI decodes the other.
-    encoded, suspect, pixels : DaliDecoder
+    encoded, pixels : DaliDecoder
         Decoders by ``source``.
     augments : PixelAugments or None
         Augmentations of pixels, to apply to their output.
@@ -65,15 +65,9 @@ class DecoderSet:
     def __init__(self, decoding: DecodeSpec) -> None:
         self.partitions = threading.BoundedSemaphore(_AT_ONCE[decoding.device])
         self.encoded = DaliDecoder(decoding, "encoded")
-        self.suspect = DaliDecoder(decoding, "suspect")
         self.pixels = DaliDecoder(decoding, "pixels")
         self.augments = PixelAugments(decoding) if decoding.pixel_augments else None
         self.transform = None if decoding.transform is None else Transform(decoding)
-
-    def expect(self, images: int) -> None:
-        """Announce batches of so many images, before the first of them."""
-        for decoder in (self.encoded, self.suspect):
-            decoder.expect(images)
 
     def decode_alone(self, encoded: list[Item]) -> Any:
         """Decode a single batch: a tensor list, or `Refused`."""
@@ -192,15 +186,12 @@ class Batch:
         Encoded images of ``dali_rows``, each with its region if it has one.
     by_pillow : dict of int to Future
         Rows that Pillow decodes, already submitted to the thread pool.
-    regions : dict of int to Region
-        The region of each row that has an image, if there are any.
     """
 
     rows: list[int] = field(default_factory=list)
     dali_rows: list[list[int]] = field(default_factory=list)
     encoded: list[Item] = field(default_factory=list)
     by_pillow: dict[int, Future[Any]] = field(default_factory=dict)
-    regions: dict[int, Region] = field(default_factory=dict)
 
     @property
     def images(self) -> int:
@@ -230,6 +221,7 @@ class BatchPlanner:
             # Never WebP: DALI shows parts of damaged ones, and Pillow refuses them.
             self._dali_formats.add("png")
         self._walk: FrameWalk | None = None
+        self._regions: dict[int, Region | None] = {}
         self._rows_of = {} if images.parts is None else self._joined_rows()
         self._joined = {row for rows in self._rows_of.values() for row in rows[1:]}
         # Where no batch begins; rows with an error may lie between those of a picture.
@@ -251,7 +243,7 @@ class BatchPlanner:
         largest = _batch_of(self._max_bytes, sizes)
         piece = _batch_of(_PIECE_BYTES, list(map(self.decoding.nbytes, headers)))
         decoders = decoders_for(self.decoding, largest)
-        decoders.expect(min(largest, max(piece, len(self.images))))
+        decoders.encoded.expect(min(largest, max(piece, len(self.images))))
         return decoders
 
     def learn(self, refused: Iterable[int]) -> None:
@@ -268,8 +260,8 @@ class BatchPlanner:
     def __iter__(self) -> Iterator[Batch]:
         batch, nbytes, max_images = Batch(), 0, _FIRST_BATCH[self.decoding.device]
         for row, header in enumerate(self.images.headers):
-            region = self._region(row, header)
-            size, images = self._nbytes(header, self.images.part(row), region), batch.images
+            size = self._nbytes(header, self.images.part(row), self.region(row))
+            images = batch.images
             if row in self._rows_of and (around := self._around(self._rows_of[row])):
                 size += around.height * around.width * self.decoding.bytes_per_pixel(header)
             max_bytes = self._max_bytes if images >= self._min_images else self._stretched_bytes
@@ -279,10 +271,8 @@ class BatchPlanner:
                 batch, nbytes, max_images = Batch(), 0, self._size
             nbytes += size
             batch.rows.append(row)
-            if region is not None:
-                batch.regions[row] = region
             if header.error is None:
-                nbytes += self._assign(row, header, batch)
+                nbytes += self._assign(row, batch)
         if batch.rows:
             yield batch
 
@@ -296,13 +286,12 @@ class BatchPlanner:
             (row,) = rows
             if has_several_pages(data, self.images.headers[row].format):
                 _warn_of_pages(self.images.origin(row))
-            region = batch.regions.get(row)
-            batch.by_pillow[row] = decode_pool().submit(decode_region, data, *limits, region)
+            decoded = decode_pool().submit(decode_region, data, *limits, self.region(row))
+            batch.by_pillow[row] = decoded
             return
-        regions = [self._region(row, self.images.headers[row]) for row in rows]
+        wanted = [region for region in map(self.region, rows) if region is not None]
         images = [Future[Any]() for _ in rows]
         batch.by_pillow |= zip(rows, images, strict=True)
-        wanted = [region for region in regions if region is not None]
         if part.page and self.images.headers[rows[0]].format != "tiff":
             if self._walk is None or self._walk.picture != part.picture:
                 self._walk = FrameWalk(part.picture, data, self.decoding.mode)
@@ -311,7 +300,7 @@ class BatchPlanner:
         decode = functools.partial(decode_parts, data, *limits, part.page, part.shape)
         decode_pool().submit(_set_results, images, decode, wanted)
 
-    def _assign(self, row: int, header: Header, batch: Batch) -> int:
+    def _assign(self, row: int, batch: Batch) -> int:
         """Assign an image to its decoder; the bytes that the batch now holds of it."""
         if row in self._joined:
             return 0
@@ -321,29 +310,29 @@ class BatchPlanner:
         if encoded is None:
             self._submit(rows, data, batch)
         else:
-            region = batch.regions.get(row)
-            if self.images.parts is not None:
-                region = self._around(rows)
+            region = self._around(rows)
             batch.dali_rows.append(rows)
             batch.encoded.append(encoded if region is None else (encoded, region))
         return len(data) if self.images.part(row) is None else 0  # those of parts are shared
 
     def _joined_rows(self) -> dict[int, list[int]]:
-        """First row → all rows of each picture that is decoded once for several rows."""
-        pictures: dict[tuple[int, int], list[int]] = {}
+        """First row → all rows of each picture that is decoded once for several rows.
+
+        Of a TIFF, those whose parts lie in the same strips or tiles.
+        """
+        pictures: dict[tuple[int, int, Region | None], list[int]] = {}
         for row, header in enumerate(self.images.headers):
             part = self.images.part(row)
             if part is not None and header.error is None:
-                pictures.setdefault((part.picture, part.page), []).append(row)
+                is_tiff = header.format == "tiff"
+                held = held_by(self.images.read(row), part) if is_tiff else None
+                pictures.setdefault((part.picture, part.page, held), []).append(row)
         several = (rows for rows in pictures.values() if len(rows) > 1)
         return {rows[0]: rows for rows in several if self._are_joined(rows)}
 
     def _are_joined(self, rows: list[int]) -> bool:
         """True if the picture of these rows is decoded once, rather than the region of each."""
         header = self.images.headers[rows[0]]
-        parts = [part for part in map(self.images.part, rows) if part is not None]
-        if header.format == "tiff":
-            return are_joined(self.images.read(rows[0]), parts, self.decoding.max_pixels)
         if self._by_pillow or header.needs_pillow:
             return True
         data = self.images.read(rows[0])
@@ -353,18 +342,17 @@ class BatchPlanner:
             return False
         if header.format != "jpeg" or not is_baseline_jpeg(data):
             return True
+        parts = [part for part in map(self.images.part, rows) if part is not None]
         regions = [part.region.inside(part.shape) for part in parts]
         around = _cost(Region.around(regions), parts[0].shape)
         return sum(_cost(region, parts[0].shape) for region in regions) > around
 
     def _around(self, rows: list[int]) -> Region | None:
         """The region to decode for some rows of a picture, or for one; None for all of it."""
-        regions = []
-        for row in rows:
-            part, region = self.images.part(row), self._region(row, self.images.headers[row])
-            if part is None or region is None or self.decoding.device == "gpu":
-                return region
-            regions.append(region.inside(part.shape))
+        first, part = self.region(rows[0]), self.images.part(rows[0])
+        if part is None or self.decoding.device == "gpu":
+            return first
+        regions = [region.inside(part.shape) for region in map(self.region, rows) if region]
         return regions[0] if len(regions) == 1 else Region.around(regions)
 
     def _for_dali(self, row: int, data: bytes | memoryview) -> np.ndarray | None:
@@ -386,12 +374,15 @@ class BatchPlanner:
             return None  # of an image of another size, the region is another one
         return encoded
 
-    def _region(self, row: int, header: Header) -> Region | None:
+    def region(self, row: int) -> Region | None:
         """The region of a row to decode; None for all of it."""
-        if self.decoding.augment is None and not self.decoding.takes_regions:
+        if not self.decoding.takes_regions:
             return None
-        origin = functools.partial(self.images.origin, row)
-        return self.decoding.region(header, origin, self.images.part(row))
+        if row not in self._regions:
+            header, part = self.images.headers[row], self.images.part(row)
+            origin = functools.partial(self.images.origin, row)
+            self._regions[row] = self.decoding.region(header, origin, part)
+        return self._regions[row]
 
     def _nbytes(self, header: Header, part: Part | None, region: Region | None) -> int:
         """Memory that decoding an image takes: the larger of its sizes before and after resize."""

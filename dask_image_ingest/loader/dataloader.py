@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
-import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +35,6 @@ except ImportError as error:
 
 from dask_image_ingest.loader.source import Facts
 from dask_image_ingest.loader.torch_worker import import_for_workers, sendable, set_up_worker
-
-logger = logging.getLogger("dask_image_ingest")
 
 # Makes the batches of an epoch, given the arguments epoch=, start= and the share.
 MakeBatches = Callable[..., Batches]
@@ -81,7 +77,6 @@ class TorchDataset(IterableDataset):
         self._is_on_gpu = first.is_on_gpu
         # Whether images are decoded where this is iterated.
         self.decodes = first.decodes
-        self.only_decodes = first.only_decodes
         # Whether to warn of a loop that is the same as the one before it.
         self._warns = first.differs_by_epoch
 
@@ -367,18 +362,6 @@ def make_dataloader(
         loader.dataset.refuse_workers()
         if loader.dataset.decodes:
             import_for_workers(loader)
-        if loader.dataset.only_decodes:
-            _tell_of_threads()
     else:
         loader.timeout = 0  # nothing is waited for, and torch asserts that it is 0
     return loader
-
-
-@functools.cache
-def _tell_of_threads() -> None:
-    """Say, once in a process, that threads do with less what workers without Python do."""
-    logger.warning(
-        "the workers of this dataloader run no function in Python, such as a collate_fn: with "
-        "num_workers=0 threads of this process decode ahead of the training too, and nothing has "
-        "to be started, copied or sent"
-    )

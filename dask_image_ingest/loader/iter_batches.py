@@ -128,22 +128,18 @@ class Schedule:
                 value = whole_number(name, value, least, advice, most=2**63 - 1)
                 object.__setattr__(self, name, value)
         check_flag("repeat", self.repeat)
+        ends = [name for name in ("stop", "steps", "repeat") if getattr(self, name)]
+        if len(ends) > 1:
+            raise ArgumentError(
+                f"{ends[0]}= and {ends[1]}= both tell where an epoch ends: pass one of them"
+            )
         if self.stop is not None:
             check_choice("stop", self.stop, ("first", "all"))
-            for name, is_given in (("steps", self.steps is not None), ("repeat", self.repeat)):
-                if is_given:
-                    raise ArgumentError(
-                        f"stop= and {name}= both tell where an epoch ends: pass one of them"
-                    )
             if self.frame_weights is None:
                 raise ArgumentError(
                     "stop= tells where an epoch by weights= ends, and without them each row comes "
                     "once: pass weights= too, or leave stop= out"
                 )
-        if self.repeat and self.steps is not None:
-            raise ArgumentError(
-                "repeat=True never ends, and steps= ends an epoch: pass one of them"
-            )
         if self.repeat and self.buckets is not None:
             raise ArgumentError("buckets= plans a whole epoch: pass steps= instead of repeat=True")
 
@@ -312,11 +308,6 @@ class Batches:
     def decodes(self) -> bool:
         """True if images are decoded by the process that iterates, or by its cluster."""
         return any(source.decodes for source in self._sources)
-
-    @property
-    def only_decodes(self) -> bool:
-        """True if no function of the user runs for a batch, as far as that is known."""
-        return self._collate is None and all(source.only_decodes for source in self._sources)
 
     @property
     def differs_by_epoch(self) -> bool:

@@ -7,8 +7,9 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Callable, Hashable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping, Sequence
 from concurrent.futures import CancelledError, Executor, Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import dask
@@ -27,7 +28,6 @@ from dask_image_ingest.client import client_that_computes
 from dask_image_ingest.computing import killed_by
 from dask_image_ingest.dask_internals import (
     FrameBase,
-    Projection,
     convert_legacy_graph,
     cull,
     new_collection,
@@ -217,11 +217,6 @@ class FrameSource:
         """True if images are yet to be decoded."""
         return False
 
-    @property
-    def only_decodes(self) -> bool:
-        """True if reading and decoding is all work that is left."""
-        return False
-
     def lacks_images(self) -> bool:
         """True if no row has an image to decode; False if that is not known."""
         return False
@@ -392,11 +387,6 @@ class LazySource(FrameSource):
     def decodes(self) -> bool:
         return next(self._frame.expr.find_operations(Decode), None) is not None
 
-    @property
-    def only_decodes(self) -> bool:
-        nodes = self._frame.expr.walk()
-        return self.decodes and all(isinstance(node, (Scan, Decode, Projection)) for node in nodes)
-
     def lacks_images(self) -> bool:
         decode = last_decode(self._rows.expr)
         if decode is None or self.image not in decode.rows.columns:
@@ -481,18 +471,19 @@ class ReferenceSource(LazySource):
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(rows_on_host(decode.rows)), image)
         self._backend = backend_of(decode.rows._meta)  # of what is decoded
-        self._last = decode
+        # A failure is logged once in a loop, not for each group of rows.
+        images = tuple(replace(image, told=set()) for image in decode.images)
+        self._last = replace(decode, images=images)
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
-        # Image columns with failures that were logged: not again for each group of rows.
-        self._told: set[Hashable]
         # The thread that takes rows from partitions, while another one decodes.
         self._gathering: Executor
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
-        self._told = set()
+        for image in self._last.images:
+            (image.told or set()).clear()
         set_up = self._backend.thread_setup()
         self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
         self._gathering.submit(set_up)
@@ -541,17 +532,17 @@ class ReferenceSource(LazySource):
         decode = (self._last if shape is None else self._last.resized(shape)).function
         seeds = draws if self._last.is_random and draws.any() else None
         rows = self._gathering.submit(_gather, parts, order)
-        ahead, told = self._ahead, self._told
+        ahead = self._ahead
         if self._client is not None:
             sent = self._gathering.submit(lambda: self._submit(decode, rows.result(), seeds))
             name = f"{len(order)} rows of several partitions"
             decoded = self._threads.submit(lambda: self._fetch(sent.result(), lambda: name))
         elif ahead is None:
-            decoded = self._threads.submit(lambda: decode(rows.result(), seeds, told=told))
+            decoded = self._threads.submit(lambda: decode(rows.result(), seeds))
         else:
             fetch = self._gathering.submit(lambda: ahead.take(rows.result()))
             decoded = self._threads.submit(
-                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result(), told=told)
+                lambda: decode(rows.result(), seeds, fetch_bytes=fetch.result())
             )
 
         def result() -> tuple[BatchRows, np.ndarray]:

@@ -63,12 +63,11 @@ def import_for_workers(loader: DataLoader[Any]) -> None:
 
 
 def set_up_worker() -> None:
-    """Prepare this process if it is a worker of a ``DataLoader``."""
-    worker = get_worker_info()
-    if worker is None:
-        return
+    """Prepare this process, a worker of a ``DataLoader``."""
     if not dask.config.get(_THREADS, None):
-        dask.config.set({_THREADS: max(1, CPU_COUNT // worker.num_workers)})
+        dask.config.set({_THREADS: max(1, CPU_COUNT // get_worker_info().num_workers)})
+    # Batches are sent so: for the other strategy torch would copy them into /dev/shm.
+    torch.multiprocessing.set_sharing_strategy("file_descriptor")
     # What a fork has of its parent stays: a collection would copy it, page by page, to mark it.
     gc.freeze()
     if all(thread.name != _ENDS_WITH_PARENT for thread in threading.enumerate()):
@@ -92,7 +91,7 @@ def sendable(batch: Any) -> Any:
     ArgumentError
         If it has something that can't be pickled.
     ClusterError
-        If there are too many open files, or no room in shared memory.
+        If there are too many open files.
     """
     pickled = io.BytesIO()
     pickler = _Pickler(pickled)
@@ -191,17 +190,6 @@ def _memory(nbytes: int) -> tuple[torch.Tensor, torch.Tensor]:
     """
     if not nbytes:
         return torch.empty(0, dtype=torch.uint8), torch.empty(0, dtype=torch.uint8)
-    if torch.multiprocessing.get_sharing_strategy() == "file_system":
-        try:
-            shared = torch.empty(nbytes, dtype=torch.uint8).share_memory_()
-            return shared, shared
-        except RuntimeError as error:
-            raise ClusterError(
-                f"a worker of the DataLoader has no room in shared memory (/dev/shm) for "
-                f"{nbytes:,} bytes of a batch: {error}. Make it larger (docker run --shm-size), "
-                "reduce batch_size, num_workers or prefetch_factor, or leave torch's sharing "
-                "strategy 'file_descriptor', which needs no room there"
-            ) from error
     try:
         with ExitStack() as closing:
             pixels = pixel_memory.take(nbytes)

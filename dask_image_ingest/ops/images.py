@@ -25,7 +25,7 @@ from dask_image_ingest.decode import (
     resize_arrays,
 )
 from dask_image_ingest.errors import ArgumentError
-from dask_image_ingest.frames import as_uint8, backend_of, is_text, stack_views
+from dask_image_ingest.frames import as_uint8, backend_of, stack_views
 from dask_image_ingest.typedefs import Array, DataFrame, Series
 
 _LEVELS = np.arange(256)
@@ -233,24 +233,7 @@ def small_images(
     buffer = backend.pixel_buffer(0)
     images = [as_uint8(backend.host(arrays[row])) for row in present]
     shapes[present] = resize_arrays(images, decoding, buffer)
-    frame = backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
-    too_large = [row for row, array in enumerate(arrays) if array is not None and errors[row]]
-    return _update_errors(frame, errors, too_large) if too_large else frame
-
-
-def _update_errors(frame: DataFrame, errors: list[str | None], rows: list[int]) -> DataFrame:
-    """Set the errors of some rows, if the frame has a column of them."""
-    if "error" not in frame.columns:
-        return frame
-    backend = backend_of(frame)
-    (column,) = backend.to_arrow(frame[["error"]]).columns
-    if not is_text(column.type):
-        return frame
-    values = column.to_pylist()
-    for row in rows:
-        values[row] = errors[row]
-    updated = backend.with_columns(frame[[]], {"error": (values, pa.string())}, range(len(values)))
-    return frame.assign(error=updated["error"])
+    return backend.with_images(frame, Pixels(buffer.finish(), shapes, errors), image, None)
 
 
 def _error(array: Array | None, decoding: DecodeSpec) -> str | None:

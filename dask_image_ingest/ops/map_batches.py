@@ -93,13 +93,7 @@ class MapBatches(AppendsColumns, PreservesRows):
 
 
 # Columns that say which sample a row is, and why it has no image: no output replaces them.
-_OF_ROWS = {
-    "__key__": "which sample a row is",
-    "__url__": "in which shard a row's sample is",
-    "offset": "where a row's image is",
-    "nbytes": "where a row's image is",
-    "error": "why a row has no image",
-}
+_OF_ROWS = ("__key__", "__url__", "offset", "nbytes", "error")
 
 #: What becomes of a row for which the function fails.
 FunctionErrors: TypeAlias = Literal["raise", "null"]
@@ -288,20 +282,12 @@ def _until_failure(call: _Call, rows: range) -> Iterator[tuple[range, _Outputs |
     try:
         yield rows, call(rows)
     except _RowFailedError as failed:
-        is_wrong = isinstance(failed.error, ResultError)
-        yield (rows, failed.error) if is_wrong else _first_that_fails(call, rows, failed)
-
-
-def _first_that_fails(
-    call: _Call, rows: range, failed: _RowFailedError
-) -> tuple[range, BaseException]:
-    middle = len(rows) // 2
-    for half in (rows[:middle], rows[middle:]) if middle else ():
-        try:
-            call(half)
-        except _RowFailedError as failed_half:
-            return _first_that_fails(call, half, failed_half)
-    return rows, failed.error
+        all_rows: tuple[range, BaseException] = (rows, failed.error)
+        if not isinstance(failed.error, ResultError) and len(rows) > 1:
+            parts = _in_halves(call, rows, fails=True)
+            yield next((part for part in parts if isinstance(part[1], BaseException)), all_rows)
+        else:
+            yield all_rows
 
 
 def _in_halves(
@@ -378,9 +364,8 @@ def make_batch_map(
     replaced = [name for name in types if name in _OF_ROWS and name in columns]
     if replaced:
         raise ArgumentError(
-            f"{called_by}: an output {replaced[0]!r} would replace the column that says "
-            f"{_OF_ROWS[replaced[0]]}: "
-            "choose another name, or drop the column first"
+            f"{called_by}: an output {replaced[0]!r} would replace the column that says where a "
+            "row comes from, or why it has no image: choose another name, or drop the column first"
         )
     kept = tuple(name for name in columns if name not in types)
     return BatchMap(batch_function, types, batch_size, tuple(inputs), skip_missing, kept, errors)

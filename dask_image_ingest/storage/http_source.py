@@ -12,6 +12,7 @@ import urllib.request
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -47,7 +48,7 @@ os.register_at_fork(after_in_child=_managers.clear)
 def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
     """Connections of this process, through the proxy that its environment names for a URL."""
     parts = urlsplit(url)
-    proxy = urllib.request.getproxies().get(parts.scheme)
+    proxy = _proxies(*map(os.environ.get, _PROXIES)).get(parts.scheme)
     if proxy and urllib.request.proxy_bypass(parts.hostname or ""):
         proxy = None
     key = (proxy, settings.connections)
@@ -57,6 +58,15 @@ def pool_manager(settings: Settings, url: str) -> urllib3.PoolManager:
         new.pool_classes_by_scheme = {"http": _HTTPPool, "https": _HTTPSPool}
         return _managers.setdefault(key, new)
     return _managers[key]
+
+
+_PROXIES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
+
+
+@lru_cache
+def _proxies(*_: str | None) -> dict[str, str]:
+    """The proxies by these variables; to go through the whole environment takes 0.2 ms."""
+    return urllib.request.getproxies()
 
 
 def credentials(url: str) -> dict[str, str]:

@@ -47,7 +47,7 @@ def test_a_file_that_cannot_be_parsed_ends_it():
     """DALI's threads go on with the others of the batch then, in memory that is gone."""
     pytest.importorskip("nvidia.dali")
     good = flat(photograph(20, 30))
-    decoder = DaliDecoder(DecodeSpec(), "suspect")
+    decoder = DaliDecoder(DecodeSpec(), "encoded")
     first, refused, last = decoder.run([[good], [good, np.frombuffer(b"no image", np.uint8)], []])
     assert len(first) == 1
     assert refused == Refused(None)

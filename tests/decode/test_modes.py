@@ -78,22 +78,11 @@ def test_a_resize_takes_the_nearest_pixel_as_pillow_does(shard):
     assert "these are colours" in table["error"].iloc[2]
 
 
-def test_nearest_is_the_resize_of_labels_alone(shard):
-    (mask, *_) = masks(shard, size=(30, 50), resize="nearest").compute().images.arrays()
+def test_labels_are_resized_by_the_nearest_pixel(shard):
+    (mask, *_) = masks(shard, size=(30, 50)).compute().images.arrays()
     wanted = np.asarray(Image.fromarray(CLASSES).resize((50, 30), Image.Resampling.NEAREST))
     np.testing.assert_array_equal(mask[..., 0], wanted)
-    nearest = dii.ImageColumn("seg.png", mode="labels", resize="nearest")
-    for resize in ("stretch", "crop"):
-        frame = dii.read_webdataset_images(
-            shard,
-            image={"image": "jpg", "mask": nearest},
-            size=(30, 50),
-            resize=resize,
-            backend="pandas",
-        ).compute()
-        want = masks(shard, size=(30, 50), resize=resize).compute().images.arrays()
-        np.testing.assert_array_equal(frame.images["mask"].arrays()[0], want[0])
-    with pytest.raises(dii.ArgumentError, match="resize='nearest' is for mode='labels'"):
+    with pytest.raises(dii.ArgumentError, match="resize='nearest'; choose"):
         dii.read_webdataset_images(shard, image="jpg", size=8, resize="nearest")
 
 

@@ -215,7 +215,7 @@ def test_masks_and_stored_values_show_the_region_of_their_photograph(tmp_path):
     path = write_tar(tmp_path / "a.tar", members)
     images = {
         "image": "png",
-        "mask": dii.ImageColumn("seg.png", mode="labels", resize="nearest"),
+        "mask": dii.ImageColumn("seg.png", mode="labels"),
         "depth": dii.ImageColumn("depth.png", mode="raw"),
     }
     frame = dii.read_webdataset_images(

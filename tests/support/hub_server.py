@@ -195,6 +195,10 @@ class _Storage(_Handler):
         return self.send(206, data[start:stop], ETag=tag, Content_Range=told)
 
 
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 256  # a connection beyond it would wait for a second
+
+
 @contextlib.contextmanager
 def hub_server(files: dict[str, bytes], **options: object) -> Iterator[Hub]:
     """A Hub with one repository of data."""
@@ -202,7 +206,6 @@ def hub_server(files: dict[str, bytes], **options: object) -> Iterator[Hub]:
     handlers = [type(kind.__name__, (kind,), {"hub": hub}) for kind in (_Hub, _Storage)]
     with contextlib.ExitStack() as stack:
         hub.url, hub.storage = (
-            stack.enter_context(serving(ThreadingHTTPServer(("127.0.0.1", 0), handler)))
-            for handler in handlers
+            stack.enter_context(serving(_Server(("127.0.0.1", 0), handler))) for handler in handlers
         )
         yield hub

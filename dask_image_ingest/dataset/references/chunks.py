@@ -27,7 +27,7 @@ from dask_image_ingest.dataset.references.fetch import (
     reference_rows,
     references_of,
 )
-from dask_image_ingest.dataset.scan.rows import ColumnDecode, logged_once, slices_by_size
+from dask_image_ingest.dataset.scan.rows import ColumnDecode, slices_by_size
 from dask_image_ingest.frames import BackendName, backend_of
 from dask_image_ingest.storage import has_random_access, is_pipe, local_path
 from dask_image_ingest.typedefs import DataFrame
@@ -112,11 +112,8 @@ def _decode_rows(
     rows: DataFrame,
     draws: np.ndarray | None = None,
     fetch_bytes: Fetch = fetch_rows,
-    told: set[Hashable] | None = None,
 ) -> DataFrame:
-    options: dict[str, Any] = {"draws": draws, "fetch_bytes": fetch_bytes, "backend": backend}
-    with logged_once(told):
-        decoded = decode_partition(rows, images, **options)
+    decoded = decode_partition(rows, images, draws=draws, fetch_bytes=fetch_bytes, backend=backend)
     decoded = decoded if steps is None else steps.function(decoded)
     return decoded[list(columns)]
 
@@ -144,11 +141,10 @@ class LastDecode:
 
     @property
     def function(self) -> Callable[..., Any]:
-        """Function of a frame of any of these rows, and options: decodes it.
+        """Function of a frame of any of these rows, of ``draws`` and ``fetch_bytes``: decodes it.
 
         ``draws``, uint64 (rows,), says which random numbers each row gets; None those of a read.
-        ``fetch_bytes`` fetches the images; without, their ranges are fetched. With ``told``, failed
-        images are logged once for each image column, which is then added to it.
+        ``fetch_bytes`` fetches the images; without, their ranges are fetched.
         Rows with equal reference and draw have equal pixels, whatever else the frame holds.
         """
         backend = backend_of(self.rows._meta).name
@@ -263,7 +259,7 @@ def known_lengths(expr: dx.Expr) -> list[int] | None:
     scan = expr.simplify()
     if not isinstance(scan, Scan) or scan.dataset.options.shard_errors != "raise":
         return None
-    lengths = [length for length in scan.lengths if length is not None]
+    lengths = [length for length in scan.counted if length is not None]
     return lengths if len(lengths) == scan.npartitions else None
 
 

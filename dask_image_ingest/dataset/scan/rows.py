@@ -11,9 +11,7 @@ import itertools
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -199,6 +197,9 @@ class ColumnDecode:
     part
         Columns that tell which part of its picture each image is: `PLACE`, height and width; empty
         if they are not made.
+    told
+        Of rows that are decoded group by group, the failure that was logged: no other is. None to
+        log those of each call.
     """
 
     image: Any
@@ -210,6 +211,7 @@ class ColumnDecode:
     region: Any | None = None
     annotations: Annotations | None = None
     part: tuple[Any, ...] = ()
+    told: set[str | None] | None = field(default=None, compare=False)
 
     @property
     def columns(self) -> set[Any]:
@@ -451,9 +453,10 @@ def _decode(
         encoded = encoded.take(firsts[order])
         sizes = [of_column[firsts[order]] for of_column in sizes]
     if encoded.parts is not None:
-        # Rows of one picture side by side, which it may be decoded for at once; frames in order.
-        pictures = [(-1, 0) if part is None else part[:2] for part in encoded.parts]
-        order = np.lexsort(np.array(pictures, np.int64).reshape(-1, 2).T[::-1])
+        # Side by side those of one picture, which it may be decoded for at once: frames one after
+        # the other, and parts in the same strips of a TIFF.
+        corners = [(-1,) * 4 if of is None else (*of[:2], *of.region[:2]) for of in encoded.parts]
+        order = np.lexsort(np.array(corners, np.int64).reshape(-1, 4).T[::-1])
         if (order[1:] < order[:-1]).any():
             back = np.argsort(order)
             places = back if places is None else back[places]
@@ -501,10 +504,10 @@ def _report(
             f"{where}{what if named else ''}{first.name} can't be decoded: "
             f"{error}. Pass errors='null' to get it as a row without an image"
         )
-    if (told := _told.get()) is not None:
-        if images.image in told:
-            return
-        told.add(images.image)
+    if images.told:
+        return
+    if images.told is not None:
+        images.told.add(error)
     logger.warning(
         "%s%d of %d images%s could not be decoded, first %s: %s",
         where,
@@ -514,20 +517,6 @@ def _report(
         f"that of {first.name}" if named else first.name,
         error,
     )
-
-
-#: Image columns whose failures were logged, while rows of one read are decoded group by group.
-_told: ContextVar[set[Hashable] | None] = ContextVar("told", default=None)
-
-
-@contextmanager
-def logged_once(told: set[Hashable] | None) -> Iterator[None]:
-    """Log failures only of image columns that are not in ``told``, and add them; None for all."""
-    token = _told.set(told)
-    try:
-        yield
-    finally:
-        _told.reset(token)
 
 
 class NoPixels:

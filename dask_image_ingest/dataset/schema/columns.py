@@ -328,9 +328,9 @@ class ImageColumn:
     image
         As for the read: member extensions in order of preference, or the column of parquet files.
     size, resize, interpolation, crop_from, augment, transform, mode
-        As for the read; ``"same"`` as given to the read. For labels, which always take the nearest
-        pixel, ``resize="nearest"`` means the same. The read's ``transform`` does not apply to
-        labels: masks have their own, or none. Its ``augment`` does.
+        As for the read; ``"same"`` as given to the read. Labels always take the nearest pixel. The
+        read's ``transform`` does not apply to them: masks have their own, or none. Its ``augment``
+        does.
 
     Examples
     --------

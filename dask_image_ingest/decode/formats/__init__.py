@@ -11,9 +11,8 @@ from dask_image_ingest.decode.formats.header import (
     read_stored_header,
     too_large,
 )
-from dask_image_ingest.decode.formats.jpeg import is_baseline_jpeg
 from dask_image_ingest.decode.formats.pillow_image import open_image, pillow_errors
-from dask_image_ingest.decode.formats.stored import SWAPPED, BadImage, StoredHeader, printable
+from dask_image_ingest.decode.formats.stored import SWAPPED, BadImage, StoredHeader
 
 __all__ = [
     "SWAPPED",
@@ -21,12 +20,10 @@ __all__ = [
     "Header",
     "StoredHeader",
     "has_several_pages",
-    "is_baseline_jpeg",
     "is_valid",
     "open_image",
     "page_shapes",
     "pillow_errors",
-    "printable",
     "read_stored_header",
     "too_large",
 ]

@@ -15,7 +15,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from math import ceil, prod
+from math import ceil
 from typing import Final, Literal, NamedTuple
 
 import numpy as np
@@ -67,21 +67,12 @@ _OLD_JPEG: Final = 6
 # by the size of a strip; that of pictures in a tile, such as JPEG 2000, is not.
 _BOUNDED: Final = (_UNCOMPRESSED, 5, 8, 32946, 32773, 34925, 50000)
 # Names of compressions that are not read, or not by every build of Pillow.
-_NAMES: Final = {
-    22610: "JPEG XR",
-    33003: "JPEG 2000",
-    33004: "JPEG 2000",
-    33005: "JPEG 2000",
-    34712: "JPEG 2000",
-    34887: "LERC",
-    34925: "LZMA",
-    34933: "PNG",
-    34934: "JPEG XR",
-    50000: "Zstandard",
-    50001: "WebP",
-    50002: "JPEG XL",
-    52546: "JPEG XL",
-}
+_NAMES: Final = (
+    dict.fromkeys((33003, 33004, 33005, 34712), "JPEG 2000")
+    | dict.fromkeys((22610, 34934), "JPEG XR")
+    | dict.fromkeys((50002, 52546), "JPEG XL")
+    | {34887: "LERC", 34925: "LZMA", 34933: "PNG", 50000: "Zstandard", 50001: "WebP"}
+)
 # Pixels of a tile, unless the image has half as many.
 _LARGEST_TILE: Final = 1 << 22
 
@@ -356,6 +347,7 @@ class OpenTiff:
         # Directories that were found so far, and the next one that no SubIFDs name.
         self._found, self._seen, self._next = list[int](), set[int](), self._first
         self._lock = threading.Lock()
+        self._layouts: dict[tuple[int, frozenset[int]], TiffLayout] = {}
 
     def __len__(self) -> int:
         return self._size
@@ -384,12 +376,13 @@ class OpenTiff:
 
     def layout(self, page: int, wanted: frozenset[int]) -> TiffLayout:
         """Layout of a page, with those tags that are wanted; see `read_layout`."""
-        if not page:
-            return self._layout(self._first, wanted)
-        found = self._directories(page + 1)
-        if not 0 <= page < len(found):
-            raise no_page(page, len(found))
-        return self._layout(found[page], wanted)
+        layout = self._layouts.get((page, wanted))
+        if layout is None:
+            found = self._directories(page + 1) if page else [self._first]
+            if not 0 <= page < len(found):
+                raise no_page(page, len(found))
+            layout = self._layouts[page, wanted] = self._layout(found[page], wanted)
+        return layout
 
     def _directories(self, wanted: int) -> list[int]:
         """Offsets of the first directories: of each page, and after it those of its SubIFDs."""
@@ -489,23 +482,12 @@ def as_open_tiff(data: LazyBytes) -> OpenTiff:
     return data if isinstance(data, OpenTiff) else OpenTiff(data)
 
 
-def are_joined(data: LazyBytes, parts: Sequence[Part], max_pixels: int) -> bool:
-    """True if one decode of what is around parts of a page takes less than one of each part.
-
-    Not where it would read much more, or hold more pixels than ``max_pixels``.
-    """
+def held_by(data: LazyBytes, part: Part) -> Region | None:
+    """Stored pixels of the strips or tiles that a part meets; None if they can't be found."""
     with suppress(BadImage):
-        layout = read_layout(data, page=parts[0].page)
-        regions = [part.region.inside(part.shape) for part in parts]
-        around = layout.cut(data, Region.around(regions))
-        if (pixels := prod(around.held[2:4])) > max_pixels:
-            return False
-        cuts = [layout.cut(data, region) for region in regions]
-        if pixels < sum(prod(cut.held[2:4]) for cut in cuts):
-            of_each = merge(itertools.chain.from_iterable(cut.ranges for cut in cuts))
-            read = [sum(stop - start for start, stop in some) for some in (of_each, around.ranges)]
-            return read[1] <= 1.1 * read[0]
-    return False
+        layout = read_layout(data, page=part.page)
+        return layout.cut(data, part.region.inside(part.shape)).held
+    return None
 
 
 def read_samples(tiff: bytes) -> np.ndarray:

@@ -90,7 +90,7 @@ def test_dali_refuses_no_jpeg_that_has_passed_a_thorough_look(rng):
     from dask_image_ingest.decode.planner import decoders_for
 
     originals = [data for name, data in images().items() if name.startswith("jpeg")]
-    dali = decoders_for(DecodeSpec()).suspect
+    dali = decoders_for(DecodeSpec()).encoded
     refused = 0
     for _ in range(600):
         mutant = mutate(rng, rng.choice(originals), rng.choice(originals))

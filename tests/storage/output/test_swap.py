@@ -307,7 +307,7 @@ def test_a_killed_overwrite_of_a_checkpoint_by_itself_computes_all_of_it(source,
         stored()
         assert calls == [2] * 3
         made = moments(lambda: stored(overwrite=True))
-        for moment in (made[len(made) // 3], made[len(made) // 2]):
+        for moment in (made[len(made) // 4], made[len(made) // 3]):
             assert dies(moment, lambda: stored(overwrite=True))
             computed = len(calls)
             stored()

@@ -67,6 +67,7 @@ def test_an_index_of_the_hubs_own_versions_opens_no_shard(folder, tmp_path):
     with hub_server(shards) as hub:
         options = {"storage_options": hub.options}
         dii.write_index(URL, folder=tmp_path / "index", combined=True, **options)
+        assert hub.counts["missing"] == 0
         hub.files["train/_index.parquet"] = (tmp_path / "index" / "_index.parquet").read_bytes()
         ddf = dii.read_webdataset_images(URL, **options)
         hub.counts.clear()

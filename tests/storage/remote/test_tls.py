@@ -69,6 +69,7 @@ def read_from(server):
         return samples_of(content)
 
 
+@pytest.mark.filterwarnings("ignore:.*with whole files")  # of Python's server
 def test_a_certificate_of_ones_own_is_trusted_and_a_cut_handshake_repeated(tmp_path, monkeypatch):
     (tmp_path / "a.tar").write_bytes(SHARD)
     file = certificate(tmp_path)
