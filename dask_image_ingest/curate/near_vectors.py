@@ -63,7 +63,7 @@ _UNDECIDED, _KEPT, _DROPPED = 0, 1, 2
 
 @dataclass(frozen=True)
 class Scratch:
-    """Where tasks leave vectors for others: in their result up to ``share`` bytes, else in files.
+    """A place for vectors of tasks: in their result up to ``share`` bytes, else in files.
 
     ``memory`` is what a search may use in each process, beside a few bytes a row.
     """
@@ -405,7 +405,7 @@ class _Search:
     def _earlier(
         self, block: np.ndarray, vectors: Array, others: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Whether a row has a near one before it that is kept, and one that is undecided."""
+        """True for rows that have a near one before them that is kept; then, that is undecided."""
         ranks = self._lists.ranks
         drops, waits = np.zeros((2, len(block)), bool)
         # No later ones, in the order of ranks.

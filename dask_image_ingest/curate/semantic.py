@@ -219,7 +219,7 @@ def _centers(
 def _sample(frame: DataFrame, column: str, count: int, seed: int) -> _Sample:
     """Bottom-k sample of a partition: the vectors with the ``count`` smallest hashes."""
     _, vectors = valid_vectors(frame, column)
-    vectors = np.ascontiguousarray(unit(vectors)) if len(vectors) else vectors
+    vectors = unit(vectors)
     hashes = [xxhash.xxh3_64_intdigest(vector, seed) for vector in vectors]
     return _smallest(np.array(hashes, np.uint64), vectors, count)
 
@@ -283,13 +283,10 @@ def rank_vectors(
 def _rows_to_rank(
     frame: DataFrame, column: str, keep: str, identity: tuple[str, ...], scratch: Scratch
 ) -> tuple[RowsToRank, np.ndarray | str, int]:
-    """What a partition's rows are ranked by, their unit vectors, and the length of these."""
+    """A partition's rows to rank, their unit vectors, and the length of these."""
     rows, vectors = valid_vectors(frame, column)
     table = partition_table(without(frame, [column])).take(pa.array(rows))
     keys = sort_keys(table, keep, identity)
     ids, none = row_ids(table, identity), np.empty(0, np.int64)
-    for start in range(0, len(vectors), 4096):
-        block = slice(start, start + 4096)
-        vectors[block] = unit(vectors[block])
     to_rank = RowsToRank(ids, none, np.zeros(len(rows), bool), keys)
-    return to_rank, scratch.put(vectors), vectors.shape[1]
+    return to_rank, scratch.put(unit(vectors)), vectors.shape[1]

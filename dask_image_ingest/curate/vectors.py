@@ -29,8 +29,8 @@ from dask_image_ingest.typedefs import AnyFrame, Array, DataFrame
 
 _FLOAT = pa.float32()
 
-# Vectors of a batch.
-_BATCH_SIZE = 10_000
+# Vectors of a batch, and of those whose lengths are computed at once.
+_BATCH_SIZE, _BLOCK = 10_000, 4096
 
 # Nearest rows of equal similarity are sorted by those of these columns that a frame has.
 _TIE_BREAKERS = ("__key__", "__url__", "offset")
@@ -64,9 +64,18 @@ def valid_vectors(frame: DataFrame, column: str) -> tuple[np.ndarray, np.ndarray
 
 def has_direction(vectors: np.ndarray) -> np.ndarray:
     """True for vectors (n, d) that are finite and not zero: bool (n,)."""
-    lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
+    lengths = _lengths(vectors)
     usable: np.ndarray = np.isfinite(lengths) & (lengths > 0)
     return usable
+
+
+def _lengths(vectors: np.ndarray) -> np.ndarray:
+    """Euclidean norms in float64, a block at a time, of which alone there is a copy."""
+    lengths = np.empty(len(vectors))
+    for start in range(0, len(vectors), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        lengths[block] = np.linalg.norm(vectors[block].astype(np.float64), axis=1)
+    return lengths
 
 
 def _vectors(frame: DataFrame, column: str) -> Array:
@@ -85,9 +94,11 @@ def _vectors(frame: DataFrame, column: str) -> Array:
 
 def unit(vectors: np.ndarray) -> np.ndarray:
     """Normalize vectors (n, d), none of which is zero, to length one; keep their dtype."""
-    return (vectors / np.linalg.norm(vectors.astype(np.float64), axis=1)[:, None]).astype(
-        vectors.dtype
-    )
+    found, lengths = np.empty(vectors.shape, vectors.dtype), _lengths(vectors)
+    for start in range(0, len(vectors), _BLOCK):
+        block = slice(start, start + _BLOCK)
+        found[block] = vectors[block] / lengths[block, None]
+    return found
 
 
 def to_device_of(array: np.ndarray, vectors: Array) -> Array:
