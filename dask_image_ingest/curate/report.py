@@ -102,6 +102,11 @@ h3 { font-size: 13px; margin: 18px 0 8px; }
   border: 1px solid color-mix(in srgb, currentColor 14%, transparent); }
 .dii-map circle { fill: var(--bar); fill-opacity: .55; }
 .dii-map .dii-dropped { fill: #d64545; }
+@media (max-width: 640px) {  /* rows that are swiped, instead of a page of ten screens */
+  .dii-sheet, .dii-charts, .dii-columns:has(> .dii-signal) { grid-template-columns: none;
+    grid-auto-flow: column; grid-auto-columns: 132px; overflow-x: auto; padding-bottom: 8px; }
+  .dii-charts, .dii-columns:has(> .dii-signal) { grid-auto-columns: 250px; }
+  .dii-columns section:has(> details[open]) { grid-column: auto; } }
 """
 
 
