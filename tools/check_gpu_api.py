@@ -105,7 +105,7 @@ INSTANCES = {
     "dask_image_ingest/curate/second_look.py": {
         "correlations.xp": "class cupy",
         "_correlations.xp": "class cupy",
-        "_standardized.xp": "class cupy",
+        "_products.xp": "class cupy",
         "_fitted.xp": "class cupy",
         "_crops.xp": "class cupy",
         "_crop_weights.xp": "class cupy",
