@@ -208,7 +208,7 @@ def test_a_batch_is_one_descriptor(ddf):
 def test_a_worker_with_too_many_open_files_names_the_limit(ddf):
     def no_more(rows):
         used = set(map(int, os.listdir("/proc/self/fd")))
-        limit = [number for number in range(99) if number not in used][2]
+        limit = [number for number in range(len(used) + 3) if number not in used][2]
         resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
         return large(rows)
 
