@@ -112,7 +112,7 @@ def slowly(frame):
     return frame
 
 
-@pytest.mark.parametrize("on_cluster", [False, True])
+@pytest.mark.parametrize("on_cluster", [pytest.param(False, marks=pytest.mark.more), True])
 def test_images_and_bad_ones_are_counted(on_cluster, request, mixed):
     scheduler = request.getfixturevalue("client") if on_cluster else "synchronous"
     ddf = dii.read_webdataset_images(mixed, backend="pandas", errors="null")

@@ -100,7 +100,7 @@ def test_files_give_what_memory_does(random, tmp_path):
 
 
 # So many that there is one cluster, and so many that there are 70.
-@pytest.mark.parametrize("count", [300, 5000])
+@pytest.mark.parametrize("count", [300, pytest.param(5000, marks=pytest.mark.more)])
 def test_near_vectors_on_a_device_are_those_on_the_host(seed, count):
     vectors = _vectors(np.random.default_rng(seed), count)
     of, similarity = nearest_kept_vectors(_lists(vectors))

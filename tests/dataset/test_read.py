@@ -426,6 +426,7 @@ def test_a_line_that_would_be_enormous_is_one_bad_row(lines, way, index):
     assert sorted(frame["__key__"]) == sorted(LINES)
 
 
+@pytest.mark.more
 def test_only_the_resize_that_makes_lines_long_refuses_them(lines):
     for resize in ("stretch", "longer", "crop", "pad"):
         assert read(lines, size=512, resize=resize).compute()["error"].isna().all()

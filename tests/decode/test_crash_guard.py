@@ -249,6 +249,7 @@ def test_an_image_that_the_parser_of_dali_refuses_does_not_reach_it(tmp_path):
     assert finished.returncode == 0, finished.stderr
 
 
+@pytest.mark.more
 def test_the_guarded_process_of_a_killed_worker_ends_without_a_word():
     command, pipe = [sys.executable, "-c", crash_guard._START], subprocess.PIPE
     with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:

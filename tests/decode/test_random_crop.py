@@ -189,6 +189,7 @@ def _inverted(images):
     return fn.cast_like(255 - fn.cast(images, dtype=types.INT32), images)
 
 
+@pytest.mark.more
 @pytest.mark.slow
 def test_the_process_that_is_asked_after_a_crash_decodes_the_same(members, tmp_path):
     names = [*members][:8]

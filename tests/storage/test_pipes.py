@@ -180,6 +180,7 @@ with dask.config.set(scheduler="threads", pool=pool):
 """
 
 
+@pytest.mark.more
 @pytest.mark.newest
 @pytest.mark.slow
 def test_one_interrupt_ends_a_program_and_its_command(shards, tmp_path):
