@@ -286,7 +286,8 @@ class Read(ImageNode, dx.PartitionsFiltered, dx.BlockwiseIO):
 
     def _push_len(self, parent: dx.Expr) -> dx.Expr | None:
         """Count rows without columns, and read only partitions whose length is unknown."""
-        counted = self.counted
+        # A read without columns is what this rule has made, after it has asked for those unknown.
+        counted = self.counted if self.columns else self.lengths
         known = [length for length in counted if length is not None]
         if not known and self.npartitions:
             return self._replace_operands(parent, columns=[])

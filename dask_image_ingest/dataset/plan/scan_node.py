@@ -162,14 +162,17 @@ class Scan(TakesFilters, Read):
     @property
     def lengths(self) -> list[int | None]:
         """The rows of each partition; None if unknown, or if filters or a limit drop some."""
-        all_rows = not self.operand("filters") and self.operand("limit") is None
-        return super().lengths if all_rows else [None] * self.npartitions
+        return super().lengths if self._has_all_rows else [None] * self.npartitions
+
+    @property
+    def _has_all_rows(self) -> bool:
+        return not self.operand("filters") and self.operand("limit") is None
 
     @property
     def counted(self) -> list[int | None]:
         """The same, after the content of remote shards was checked."""
         lengths = self.lengths
-        if self.operand("filters") or self.operand("limit") is not None:
+        if not self._has_all_rows:
             return lengths
         unknown = [part for part, n in zip(self.sources, lengths, strict=True) if n is None]
         samples = count_checked(unknown, self.dataset.options.storage_options)
