@@ -471,9 +471,7 @@ class ReferenceSource(LazySource):
     def __init__(self, decode: LastDecode, image: str | None) -> None:
         super().__init__(new_collection(rows_on_host(decode.rows)), image)
         self._backend = backend_of(decode.rows._meta)  # of what is decoded
-        # A failure is logged once in a loop, not for each group of rows.
-        images = tuple(replace(image, told=set()) for image in decode.images)
-        self._last = replace(decode, images=images)
+        self._last = decode
         # A cluster's workers fetch what they decode.
         self.fetches_ahead = self._client is None and decode.is_remote
         self._ahead: EncodedAhead | None = None
@@ -482,8 +480,9 @@ class ReferenceSource(LazySource):
 
     def __enter__(self) -> ReferenceSource:
         super().__enter__()
-        for image in self._last.images:
-            (image.told or set()).clear()
+        # A failure is logged once in a loop, not for each group of rows.
+        images = tuple(replace(image, told=set()) for image in self._last.images)
+        self._last = replace(self._last, images=images)
         set_up = self._backend.thread_setup()
         self._gathering = DaemonThreads(1, thread_name_prefix="iter-batches-rows")
         self._gathering.submit(set_up)

@@ -272,7 +272,10 @@ def _pause_file(url: str) -> str:
 
 
 def request_all(function: Callable[[Item], Result], items: Iterable[Item]) -> list[Result]:
-    """Call a function that waits for requests with each item, ``connections`` of them at once."""
+    """Call a function that waits for requests with each item, ``connections`` of them at once.
+
+    In threads of its own: those of `request_threads` fetch what such a function waits for.
+    """
     with ThreadPoolExecutor(configured_settings().connections) as threads:
         return list(threads.map(function, items))
 
