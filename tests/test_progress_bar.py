@@ -68,6 +68,7 @@ def test_a_file_gets_a_line_from_time_to_time(often, capsys, scheduler):
     assert told[-1][0] == told[-1][1]
 
 
+@pytest.mark.more
 def test_with_a_cluster_too(often, client, capsys):
     with dask.config.set(scheduler=client):
         most = run_and_count(range(20))

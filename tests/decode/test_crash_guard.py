@@ -205,6 +205,7 @@ def test_a_process_killed_in_the_midst_of_an_answer_is_a_dead_process(begun, bla
     assert not blamed
 
 
+@pytest.mark.more
 @pytest.mark.newest
 def test_an_error_of_a_transform_is_raised_from_the_guarded_process(photos):
     def to_float(images):

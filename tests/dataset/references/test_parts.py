@@ -482,6 +482,7 @@ def test_views_of_a_part_are_cut_from_one_decode_of_it(boxed, work):  # noqa: F8
         assert np.array_equal(one, other)
 
 
+@pytest.mark.more
 def test_a_box_that_is_decoded_under_guard_has_its_pixels(boxed, monkeypatch):
     rows = boxes_of(boxed).compute().iloc[:4]
     monkeypatch.setattr(crash_log, "has_crashed", lambda: True)
